@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.protocol import VERSION as VERSION
+
 PACKAGE = "airflow-provider-singularity"
-VERSION = "0.1.0"
 _GUIDES = ("/docs/operator.md", "/docs/start/first-dag.md")
 """In the checkout and the sdist."""
 _LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink")

@@ -29,7 +29,7 @@ def document(status: JobStatus, preemption_alert: int | None = None) -> dict[str
     """`status` as JSON-able data with its `goodput` and `preemptions`. `preemption_alert` there: whether there are more
     preemptions than the number given here, False without a number. If the data would be too long, the oldest attempts
     are left out (`attempts_omitted` says how many)."""
-    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(status)))
+    found: dict[str, Any] = json.loads(json.dumps(decode.plain(status)))
     found["goodput"] = goodput(found, time.time())
     found["preemptions"] = preemptions(status)
     found["preemption_alert"] = preemption_alert is not None and found["preemptions"] > preemption_alert

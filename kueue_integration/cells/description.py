@@ -74,7 +74,7 @@ def read(text: str) -> Description:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SpecError([("file", text[:40], f"is not YAML: {error}; {EXAMPLE}")]) from error
-    found = decode.typed(Description, data, "cells")
+    found = decode.typed(Description, data, "cells", strict=True)
     if isinstance(found, decode.Unreadable):
         raise SpecError([("file", text[:40], f"{found.why}; {EXAMPLE}")])
     problems = _problems(found)

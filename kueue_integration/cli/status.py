@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 
 import click
 import yaml
+
+from proxy.protocol import decode
 
 from ..contract import job_names, kinds
 from ..jobs import status as library
@@ -91,7 +92,7 @@ def list_jobs(kube: Kube, namespace: str | None) -> list[library.JobStatus]:
 
 def _show(shown: library.JobStatus, output: str) -> str:
     if output == "yaml":
-        return _yaml(dataclasses.asdict(shown))
+        return _yaml(decode.plain(shown))
     return library.to_json(shown) if output == "json" else tables.detail(shown, output == "wide")
 
 
@@ -101,9 +102,9 @@ def _yaml(data: object) -> str:
 
 def _show_all(shown: list[library.JobStatus], namespace: str | None, output: str) -> str:
     if output == "json":
-        return json.dumps([dataclasses.asdict(one) for one in shown], indent=2)
+        return json.dumps([decode.plain(one) for one in shown], indent=2)
     if output == "yaml":
-        return _yaml([dataclasses.asdict(one) for one in shown])
+        return _yaml([decode.plain(one) for one in shown])
     if not shown:
         return "no training jobs" + (f" in namespace {namespace}" if namespace else "")
     return tables.jobs_table(shown, output == "wide", named=namespace is None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proxy.protocol import phases
+from proxy.protocol.decode import Record
 from proxy.protocol.messages import to_json
 from proxy.protocol.phases import SavePhases, StartPhases
 
@@ -21,7 +22,7 @@ MAX_KEPT: Final = 20
 
 
 @dataclass(frozen=True)
-class AttemptPhases:
+class AttemptPhases(Record):
     """What is known of one attempt."""
 
     attempt: int

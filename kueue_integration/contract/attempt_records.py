@@ -17,6 +17,9 @@ from proxy.protocol.messages import AttemptRecord, CheckpointRef
 from . import annotation_values, job_names
 from .annotation_values import readable
 
+SCHEMA = 1
+"""Number of the format of all that the controller writes on a Job. It grows where an older controller would take a
+record for something that it is not. A field with a default is no such change: older ones keep it."""
 STEPLESS_S = 20.0
 MAX_COUNT = 10**9
 """Of workers, ranks and attempts: more is a slip, or meant to harm."""
@@ -44,6 +47,16 @@ class ProgressNote:
     bytes_done: int | None = None
     bytes_total: int | None = None
     """While the phase is `uploading`: how much of the checkpoint the store has, and how much there is."""
+
+
+def schema(job: Mapping[str, Any] | None) -> int:
+    """The format in which the records of `job` are written, 0 where nobody has said."""
+    return integer(job, job_names.ANN_SCHEMA)
+
+
+def newer(job: Mapping[str, Any] | None) -> bool:
+    """Whether a newer release has written the records of `job` in a format that this one does not know."""
+    return schema(job) > SCHEMA
 
 
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proxy.protocol import names
-from proxy.protocol.decode import Count, UnixTime, Unreadable
+from proxy.protocol.decode import Count, Record, UnixTime, Unreadable
 from proxy.protocol.messages import AnyId, AttemptRecord, CheckpointRef, Origin, to_json
 
 from ..kube.resources import annotation
@@ -22,7 +22,7 @@ MAX_KEPT: Final = 50
 
 
 @dataclass(frozen=True)
-class Rewind:
+class Rewind(Record):
     """Somebody has given up what came after a checkpoint."""
 
     attempt: Count

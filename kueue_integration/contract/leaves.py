@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from proxy.protocol.decode import Count, UnixTime, Within
+from proxy.protocol.decode import Count, Record, UnixTime, Within
 from proxy.protocol.messages import AnyId, to_json
 
 from ..kube.resources import annotation
@@ -21,7 +21,7 @@ MAX_TEXT = 400
 
 
 @dataclass(frozen=True)
-class Leave:
+class Leave(Record):
     """`saving`: the ranks are asked to stop and to be saved. `saved`: they are, and stay stopped for a while. `failed`:
     they could not be saved and train on. `off`: nobody wants it any more, and they train on."""
 

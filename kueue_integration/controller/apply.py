@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ..contract import job_names, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..errors import Conflict, KubeError
 from ..kube import server_time
 from ..kube.client import Kube
@@ -40,8 +40,14 @@ log = logging.getLogger(__name__)
 
 
 def patch_annotations(kube: Kube, job: Object, change: Annotations) -> Object:
-    """Write annotations of the Job if it is still as `job` shows it. Raises Conflict, KubeError."""
-    return _patch(kube, kind_of(job), job, {"metadata": {"annotations": dict(change)}})
+    """Write annotations of the Job if it is still as `job` shows it. Raises Conflict, KubeError.
+
+    With a history it gets the number of its format; a newer release's stays.
+    """
+    written = dict(change)
+    if job_names.ANN_HISTORY in written and attempt_records.schema(job) < attempt_records.SCHEMA:
+        written[job_names.ANN_SCHEMA] = str(attempt_records.SCHEMA)
+    return _patch(kube, kind_of(job), job, {"metadata": {"annotations": written}})
 
 
 def drop_finalizer(kube: Kube, job: Object) -> Object:

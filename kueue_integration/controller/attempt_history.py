@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,14 +10,14 @@ from proxy.protocol.messages import (
     AttemptRecord,
     CheckpointRef,
     Damage,
+    Earlier,
     FailedRestore,
     Readmission,
     Skipped,
     to_json,
-    utf8_json,
 )
 
-from ..contract import job_names
+from ..contract import attempt_records, job_names
 from ..kube import server_time
 from . import views
 from .snapshot import Job, Pod, Preemption, Workload, of_attempt, roster_text
@@ -26,6 +27,12 @@ MAX_BYTES = 96 * 1024
 """The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have together."""
 MAX_CHECKPOINTS = 20
 MAX_NOTE = 400
+MAX_WHOLE = 10
+"""Records, the newest, that keep their details whatever room there is for older ones."""
+_SHORT_NOTE = 60
+_MAX_ENDS = 12
+"""Different words in `Earlier.ended_by`: the last is for all others."""
+_EARLIER_BYTES = 4096
 MAX_SKIPPED = 3
 MAX_WHY = 240
 """Most characters of the reason why a checkpoint cannot be restored."""
@@ -47,19 +54,60 @@ History = Sequence[AttemptRecord]
 
 
 def stored(history: History, by: Preemption | None = None) -> dict[str, str | None]:
-    """The annotation that stores `history`, cut to the newest records that fit.
+    """The annotation that stores `history`, in at most MAX_BYTES of UTF-8.
 
+    What does not fit is shortened, the oldest records first: their details go, then they become numbers (`Earlier`).
     Records of evictions by `by` get its names: the preemptor still exists, and may not when somebody asks.
     """
-    texts: list[str] = []
-    room = MAX_BYTES - len("[]")
-    for record in reversed(history[-MAX_RECORDS:]):
-        text = utf8_json(_named(record, by))
-        room -= len(text.encode()) + len(",")
-        if texts and room < 0:
+    kept = [_named(record, by) for record in history]
+    begin = max(0, len(kept) - MAX_RECORDS)
+    texts = [to_json(record) for record in kept]
+    sizes = [len(text.encode()) + len(",") for text in texts]
+    room = MAX_BYTES - len("[]") - _EARLIER_BYTES
+    over = sum(sizes[begin:]) - room
+    for at in range(begin, len(kept) - MAX_WHOLE):
+        if over <= 0:
             break
-        texts.append(text)
-    return {job_names.ANN_HISTORY: f"[{','.join(reversed(texts))}]"}
+        kept[at] = _shortened(kept[at])
+        texts[at] = to_json(kept[at])
+        over -= sizes[at] - len(texts[at].encode()) - len(",")
+        sizes[at] = len(texts[at].encode()) + len(",")
+    while over > 0 and begin < len(kept) - 1:
+        over -= sizes[begin]
+        begin += 1
+    if begin:
+        texts[begin] = to_json(replace(kept[begin], earlier=_earlier(kept, begin)))
+    return {job_names.ANN_HISTORY: f"[{','.join(texts[begin:])}]"}
+
+
+def _shortened(record: AttemptRecord) -> AttemptRecord:
+    """`record` with the numbers of all attempts, without the details that are read of the last ones."""
+    plain = None if record.gpus is None else replace(record.gpus, faults=[], faults_more=0, pods=[])
+    return replace(record, note=record.note and cut(record.note, _SHORT_NOTE), skipped=[], gpus=plain)
+
+
+def _earlier(history: History, end: int) -> Earlier:
+    """The first `end` records, and what the first of them sums up, as numbers."""
+    gone, before = history[:end], history[0].earlier
+    found = before or Earlier(0, gone[0].admitted_at)
+    lost = attempt_records.steps_lost(history)
+    ends = Counter(found.ended_by)
+    for record in gone:
+        word = record.ended_by or ""
+        ends[word if word in ends or len(ends) < _MAX_ENDS else "other"] += 1
+    return replace(
+        found,
+        attempts=found.attempts + len(gone),
+        ran_s=found.ran_s + sum(map(_ran_s, gone)),
+        steps_lost=found.steps_lost + sum(lost.get(r.attempt, 0) for r in history[1 : end + 1]),
+        committed=found.committed + sum(r.checkpoint is not None for r in gone),
+        ended_by={cut(word, _SHORT_NOTE): count for word, count in ends.items()},
+    )
+
+
+def _ran_s(record: AttemptRecord) -> float:
+    ends = [at for at in (record.finished_at, record.pods_gone_at, record.released_at, record.evicted_at) if at]
+    return max(0.0, min(ends) - record.runs_since) if ends and record.runs_since is not None else 0.0
 
 
 def set_aside(text: str | None, before: str | None) -> dict[str, str | None]:

@@ -87,7 +87,11 @@ def planner(env: Mapping[str, str]) -> PlannerSettings:
     """What the chart value `planner` says, as JSON. Raises ConfigError that names the value."""
     text = env.get("SINGULARITY_PLANNER", "") or "{}"
     data = decode.json_value(text)
-    found = data if isinstance(data, decode.Unreadable) else decode.typed(PlannerSettings, _snake(data), "planner")
+    found = (
+        data
+        if isinstance(data, decode.Unreadable)
+        else decode.typed(PlannerSettings, _snake(data), "planner", strict=True)
+    )
     why = found.why if isinstance(found, decode.Unreadable) else settings.problem(found)
     if isinstance(found, decode.Unreadable) or why:
         raise ConfigError(f"SINGULARITY_PLANNER (chart value planner): {_camel(why)}")

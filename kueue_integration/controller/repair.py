@@ -20,8 +20,13 @@ from .snapshot import Job, Pod, Snapshot, UnreadableAnnotation, Workload, readab
 
 
 def due(snapshot: Snapshot) -> Repair | None:
-    """The first repair, None if nothing is missing, or the value is unknown."""
+    """The first repair, None if nothing is missing, or the value is unknown.
+
+    What a newer release has written is no damage because this one cannot read it.
+    """
     job, workload = snapshot.job, snapshot.workload
+    if job.newer:
+        return None
     return _attempt(job, snapshot.pods) or _history(job, workload) or _checkpoint(job) or _hold(job, workload)
 
 

@@ -49,6 +49,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_ORIGIN, CONTROLLER, f"{job_names.ANN_START_FROM} is what a new Job may have"),
     Annotation(job_names.ANN_REWINDS, CONTROLLER, "use `singularityctl rewind`"),
     Annotation(job_names.ANN_HISTORY, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_SCHEMA, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_HISTORY_ASIDE, CONTROLLER, "remove it", [REMOVED]),
     Annotation(job_names.ANN_PHASES, CONTROLLER, "read it with `singularityctl trace`"),
     Annotation(job_names.ANN_SAVEABLE, CONTROLLER, _STATUS),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proxy.protocol import decode
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
 
 from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, saveable
@@ -306,7 +306,7 @@ def newest_usable(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
 
 def to_json(status: JobStatus) -> str:
     """JSON of a status, indented."""
-    return json.dumps(dataclasses.asdict(status), indent=2)
+    return json.dumps(decode.plain(status), indent=2)
 
 
 def follow(kube: Kube, namespace: str, name: str, timeout_s: float | None = None) -> Iterator[JobStatus]:
@@ -323,7 +323,7 @@ def follow(kube: Kube, namespace: str, name: str, timeout_s: float | None = None
             if shown is None:
                 raise
             gone = classify(None, None)
-            now = dataclasses.replace(shown, phase=gone.phase.value, reason=gone.reason, message=gone.message)
+            now = replace(shown, phase=gone.phase.value, reason=gone.reason, message=gone.message)
         except KubeError as error:
             if not error.transient or shown is None:
                 raise

@@ -61,6 +61,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_REQUEST: _message(JobRequest),
     job_names.ANN_REQUEST_STATUS: _message(RequestStatus),
     job_names.ANN_SAVEABLE: _message(saveable.Saveable),
+    job_names.ANN_SCHEMA: _count,
     job_names.ANN_SHAPE_BEFORE: _message(leaves.Shape),
     job_names.ANN_WORKERS: _count,
     job_names.ANN_WORLD_SIZE: _count,

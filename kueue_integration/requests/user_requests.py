@@ -17,7 +17,6 @@ from proxy.protocol.messages import (
     JobRequest,
     RequestOp,
     RequestStatus,
-    lean_json,
     to_json,
 )
 
@@ -88,7 +87,7 @@ def running(job: Mapping[str, Any] | None, slot: Slot) -> tuple[JobRequest, Requ
 
 def written(request: JobRequest) -> dict[str, str | None]:
     """The annotation that asks for it. Whoever writes it (a verb, a policy of ours) checks `problem` first."""
-    return {slot_of(request.op).request: lean_json(request, "checkpoint", "at_once", "lose_work")}
+    return {slot_of(request.op).request: to_json(request)}
 
 
 def stored(status: RequestStatus) -> dict[str, str | None]:

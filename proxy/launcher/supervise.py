@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..protocol import exit_codes, names, starters
+from ..protocol import exit_codes, names, phases, starters
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan, Weight
-from ..protocol.phases import SavePhases, StartPhases
+from ..protocol.phases import StartPhases
 from . import device, memory, reap, signals, verdict
 from .client import SidecarClient
 from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
@@ -199,7 +199,7 @@ class Supervisor:
             ranks = self._start_fresh(plan)
             laps.end("restore")
         seconds = time.monotonic() - began
-        return lambda: self._started(plan, ranks, seconds, StartPhases(**laps.seconds), over)
+        return lambda: self._started(plan, ranks, seconds, phases.started(laps.seconds), over)
 
     def _restore(self, plan: Plan, laps: Laps) -> dict[int, Rank]:
         """Raises LauncherError. What goes wrong concerns this checkpoint: the job has others, and its beginning."""
@@ -465,7 +465,7 @@ class Supervisor:
             for number in over if trial is None else ():
                 ended.save(self.paths, command.checkpoint_id, number)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
-            event = replace(event, save=SavePhases(**laps.seconds))
+            event = replace(event, save=phases.saved(laps.seconds))
             text = f"{'tried' if command.trial else 'dumped'} {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:
             late = time.monotonic() >= deadline or (isinstance(error, DumpError) and error.passes)

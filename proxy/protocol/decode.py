@@ -3,6 +3,9 @@
 An attacker or a broken program can write annotations, labels, messages, manifests and XComs. Each of them is read with
 these functions only. Size and depth are bounded before the parser sees the text. Every number is finite and in a range,
 every string can be encoded, and no key of an object comes twice.
+
+Two releases read each other: a field that this one does not know is ignored, and a `Record` keeps it for whoever writes
+the record again (`fields_of`). What people write by hand is read with `strict`: there an unknown field is a slip.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import re
 import types
 import typing
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -60,6 +63,24 @@ class Spelled:
 
     pattern: str
     what: str
+
+
+@dataclass(frozen=True)
+class Grows:
+    """Words of an enumeration to which later releases add: `Annotated[Literal[...], Grows(None)] | None`.
+
+    A word that this release does not know reads as `otherwise`. A `Record` keeps it until the field gets another value.
+    """
+
+    otherwise: str | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is read, changed and written again, maybe by an older release than the one that wrote it first."""
+
+    newer: dict[str, Any] = field(default_factory=dict, kw_only=True, repr=False, hash=False)
+    """Fields that this release does not know, as they were read, and words of `Grows` likewise. No field of JSON."""
 
 
 UnixTime = Annotated[float, Within(0, MAX_TIME)]
@@ -123,7 +144,7 @@ def json_value(text: object, most_bytes: int = MAX_BYTES, halves: bool = False) 
 
 
 def message(cls: type[T], text: object, most_bytes: int = MAX_BYTES, halves: bool = False) -> T | Unreadable:
-    """A dataclass from JSON text: no field is unknown, missing or of another type."""
+    """A dataclass from JSON text: no field is missing or of another type."""
     data = json_value(text, most_bytes, halves)
     return Unreadable(f"{cls.__name__}: {data.why}") if isinstance(data, Unreadable) else typed(cls, data)
 
@@ -142,10 +163,13 @@ def messages(cls: type[T], text: object, most_bytes: int = MAX_BYTES) -> list[T]
         return Unreadable(str(error))
 
 
-def typed(cls: type[T], data: object, where: str = "") -> T | Unreadable:
-    """A dataclass from a decoded JSON object; `where` names a nested one by its path."""
+def typed(cls: type[T], data: object, where: str = "", strict: bool = False) -> T | Unreadable:
+    """A dataclass from a decoded JSON object; `where` names a nested one by its path.
+
+    `strict` refuses fields that are not known.
+    """
     try:
-        return _built(cls, data, where or cls.__name__)
+        return _built(cls, data, where or cls.__name__, strict)
     except _WrongError as error:
         return Unreadable(str(error))
 
@@ -256,33 +280,91 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # --- types ----------------------------------------------------------------------------------------------------------
-def _built(cls: type[T], data: object, where: str) -> T:
+def _built(cls: type[T], data: object, where: str, strict: bool = False) -> T:
     if not isinstance(data, dict):
         raise _WrongError(f"{where}: expected a JSON object, got {type(data).__name__}")
-    hints, fields = _shape(cls)  # type: ignore[arg-type]
-    unknown = [name for name in data if name not in fields]
-    if unknown:
-        raise _WrongError(f"{where}: unknown field {_quoted(min(map(str, unknown)))}")
+    shape = _shape(cls)  # type: ignore[arg-type]
+    more = {name: value for name, value in data.items() if name not in shape}
+    if strict and more:
+        raise _WrongError(f"{where}: unknown field {_quoted(min(map(str, more)))}")
     values: dict[str, Any] = {}
-    for name, spec in fields.items():
-        if name in data:
-            values[name] = _value(f"{where}.{name}", hints[name], data[name])
-        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            raise _WrongError(f"{where}: field {name!r} is missing")
-    return cls(**values)
+    for name, spec in shape.items():
+        if name not in data:
+            if spec.required:
+                raise _WrongError(f"{where}: field {name!r} is missing")
+            continue
+        value = data[name]
+        if spec.grows is not None and isinstance(value, str) and value not in spec.words and not strict:
+            more[name], value = value, spec.grows.otherwise
+        values[name] = _value(f"{where}.{name}", spec.hint, value, strict)
+    return cls(**values, newer=more) if more and issubclass(cls, Record) else cls(**values)
+
+
+def fields_of(message: Any) -> dict[str, Any]:
+    """The fields of a message as its JSON has them: without defaults, and with what a newer release has added.
+
+    Values are as they are in the message: a nested message is still one.
+    """
+    found: dict[str, Any] = {}
+    more: dict[str, Any] = message.newer if isinstance(message, Record) else {}
+    cls: Any = type(message)
+    shape = _shape(cls)
+    for name, spec in shape.items():
+        value = getattr(message, name)
+        if name in more and spec.grows is not None and value == spec.grows.otherwise:
+            found[name] = more[name]
+        elif spec.required or value != spec.default:
+            found[name] = value
+    found.update((name, value) for name, value in more.items() if name not in shape)
+    return found
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """`value`, a dataclass, as nested dicts with all defaults: what people and their scripts are shown."""
+    found: dict[str, Any] = dataclasses.asdict(value, dict_factory=_plain)
+    return found
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    newer = found.pop("newer", {})
+    return {**found, **newer}
+
+
+@dataclass(frozen=True)
+class _Field:
+    hint: Any
+    required: bool
+    default: Any
+    grows: Grows | None
+    words: tuple[str, ...]
 
 
 @functools.cache
-def _shape(cls: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
-    """Types and fields by name. Finding them takes a hundred times as long as reading a message with them."""
-    return typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls)}
+def _shape(cls: Any) -> dict[str, _Field]:
+    """The fields of its JSON. Finding them takes a hundred times as long as reading a message with them."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    of_records = {f.name for f in dataclasses.fields(Record)} if issubclass(cls, Record) else set()
+    return {f.name: _field(hints[f.name], f) for f in dataclasses.fields(cls) if f.name not in of_records}
+
+
+def _field(hint: Any, spec: dataclasses.Field[Any]) -> _Field:
+    default = spec.default_factory() if spec.default_factory is not dataclasses.MISSING else spec.default
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is Annotated:
+            inner, *extra = typing.get_args(option)
+            for grows in extra:
+                if isinstance(grows, Grows):
+                    return _Field(hint, default is dataclasses.MISSING, default, grows, typing.get_args(inner))
+    return _Field(hint, default is dataclasses.MISSING, default, None, ())
 
 
 _ANY_INT = Within(-MAX_WHOLE, MAX_WHOLE)
 _ANY_FLOAT = Within(-MAX_NUMBER, MAX_NUMBER)
 
 
-def _value(where: str, hint: Any, value: Any) -> Any:
+def _value(where: str, hint: Any, value: Any, strict: bool) -> Any:
     if hint is int:
         return _number(where, int, value, _ANY_INT)
     if hint is float:
@@ -292,6 +374,8 @@ def _value(where: str, hint: Any, value: Any) -> Any:
     origin = typing.get_origin(hint)
     if origin is Annotated:
         inner, *extra = typing.get_args(hint)
+        if any(isinstance(e, Grows) for e in extra):
+            return _value(where, inner, value, strict)
         spelled = next((e for e in extra if isinstance(e, Spelled)), None)
         if spelled is not None:
             return _spelled(where, value, spelled)
@@ -300,7 +384,7 @@ def _value(where: str, hint: Any, value: Any) -> Any:
         options = typing.get_args(hint)
         if value is None and type(None) in options:
             return None
-        return _value(where, next(o for o in options if o is not type(None)), value)
+        return _value(where, next(o for o in options if o is not type(None)), value, strict)
     if origin is Literal:
         if not isinstance(value, str) or value not in typing.get_args(hint):
             known = ", ".join(map(repr, typing.get_args(hint)))
@@ -308,12 +392,12 @@ def _value(where: str, hint: Any, value: Any) -> Any:
         return value
     if origin is list:
         (item,) = typing.get_args(hint)
-        return [_value(f"{where}[{i}]", item, v) for i, v in enumerate(_of_type(where, list, value))]
+        return [_value(f"{where}[{i}]", item, v, strict) for i, v in enumerate(_of_type(where, list, value))]
     if origin is dict:
         _, item = typing.get_args(hint)
-        return {k: _value(f"{where}[{_quoted(k)}]", item, v) for k, v in _of_type(where, dict, value).items()}
+        return {k: _value(f"{where}[{_quoted(k)}]", item, v, strict) for k, v in _of_type(where, dict, value).items()}
     if dataclasses.is_dataclass(hint):
-        return _built(typing.cast(Any, hint), value, where)
+        return _built(typing.cast(Any, hint), value, where, strict)
     raise AssertionError(f"{where}: no way to read {hint}")  # a mistake of ours, whatever the text
 
 

@@ -1,7 +1,8 @@
-"""Messages between launcher, sidecar and controller: frozen dataclasses with a strict JSON form.
+"""Messages between launcher, sidecar and controller: frozen dataclasses with a JSON form.
 
-Every message is one JSON object. `decode` refuses unknown and missing fields and wrong types by name. So two versions
-that do not understand each other say so instead of guessing.
+Every message is one JSON object. `decode` refuses missing fields and wrong types by name, and ignores fields that it
+does not know. Fields at their default are not written. So a release can add a field with a default, and both the
+release before and the one after read its messages. No default and no meaning of a field ever changes.
 
 Launcher -> sidecar (HTTP over the unix socket RUN_DIR/launcher/sidecar.sock; the launcher is the client)
 
@@ -12,9 +13,10 @@ Launcher -> sidecar (HTTP over the unix socket RUN_DIR/launcher/sidecar.sock; th
 
 Sidecar -> controller (HTTPS, bearer = projected service-account token with audience TOKEN_AUDIENCE)
 
-    POST /v1/hello?wait_s=N&trial=1
+    POST /v1/hello?wait_s=N&trial=1&version=V
                                   200 HelloReply | 202 leader not known yet: ask again | 409 attempt is not current
                                   202 with "ended": true: the attempt has stopped with a checkpoint
+                                  `version`: the sidecar's release. Not in Hello, which 0.1.0 reads strictly
     GET  /v1/commands?namespace=&job=&attempt=&after=SEQ      200 Command | 204   long poll, at most 20 s; leader only
     POST /v1/progress             200                Progress
     POST /v1/commit               200 | 409 CommitRequest: attempt is not current, nothing was written
@@ -28,12 +30,24 @@ Errors are `{"error": "sentence"}` with a 4xx or 5xx status.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from .decode import MAX_BYTES, AnyFloat, Count, Seconds, Spelled, UnixTime, Unreadable, Within, message
+from .decode import (
+    MAX_BYTES,
+    AnyFloat,
+    Count,
+    Grows,
+    Record,
+    Seconds,
+    Spelled,
+    UnixTime,
+    Unreadable,
+    Within,
+    fields_of,
+    message,
+)  # fmt: skip
 from .phases import SavePhases, StartPhases
 
 T = TypeVar("T")
@@ -60,7 +74,7 @@ Through = Literal["process", "state"]
 
 
 @dataclass(frozen=True)
-class Needs:
+class Needs(Record):
     """What a node must have for a checkpoint's process images to run there, in the words of node labels."""
 
     architecture: str
@@ -74,7 +88,7 @@ RESTORES: Final = 3
 
 
 @dataclass(frozen=True)
-class FailedRestore:
+class FailedRestore(Record):
     """An attempt that could not be restored from a checkpoint which is whole."""
 
     attempt: Count
@@ -86,7 +100,7 @@ class FailedRestore:
 
 
 @dataclass(frozen=True)
-class CheckpointRef:
+class CheckpointRef(Record):
     """A committed checkpoint as in the Job's annotation. `url` is the store's, the manifest is found by id."""
 
     id: str
@@ -121,7 +135,7 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Skipped(Record):
     """A committed checkpoint that cannot be restored: an attempt started from an older one, or from the beginning."""
 
     id: str
@@ -130,7 +144,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Preemptor:
+class Preemptor(Record):
     """The workload that took a job's quota, recorded at that time: it may be gone later."""
 
     workload: str
@@ -143,14 +157,14 @@ class Preemptor:
     priority: int = 0
 
 
-Readmission = Literal["request", "regrow", "machines", "evicted", "broken"]
+Readmission = Annotated[Literal["request", "regrow", "machines", "evicted", "broken"], Grows(None)]
 """Why the controller asks Kueue for another admission. It is a user's change, free quota for what the job wants, or
 nodes that cannot continue the checkpoint. Or it is an eviction by the manager of MultiKueue, or an attempt that cannot
 go on."""
 
 
 @dataclass(frozen=True)
-class GpuFault:
+class GpuFault(Record):
     """An Xid that a GPU's driver has reported, and how many times."""
 
     gpu: Annotated[str, Spelled(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,60}", "the UUID of a GPU")]
@@ -159,7 +173,7 @@ class GpuFault:
 
 
 @dataclass(frozen=True)
-class PodGpus:
+class PodGpus(Record):
     """What was wrong with the GPUs of one pod: the controller knows on which node that is."""
 
     index: Count
@@ -171,7 +185,7 @@ class PodGpus:
 
 
 @dataclass(frozen=True)
-class Gpus:
+class Gpus(Record):
     """What NVML tells of the GPUs of an attempt, of one pod or of all, from its start until now (`protocol.gpus`)."""
 
     count: Annotated[int, Within(1, 1_000_000)]
@@ -197,7 +211,24 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class AttemptRecord:
+class Earlier(Record):
+    """Attempts that are kept as numbers only: a Job has no room for all of them."""
+
+    attempts: Count
+    since: UnixTime
+    """Admission of the first one."""
+    ran_s: Seconds = 0.0
+    """In which their programs ran."""
+    steps_lost: Count = 0
+    """Steps that were run again, by them or by the attempt after the last of them."""
+    committed: Count = 0
+    """How many ended with a checkpoint."""
+    ended_by: dict[str, Count] = field(default_factory=dict)
+    """How many ended so."""
+
+
+@dataclass(frozen=True)
+class AttemptRecord(Record):
     """One admission of a job, as kept in the Job's history annotation and shown to users. Times are Unix seconds."""
 
     attempt: Count
@@ -251,6 +282,8 @@ class AttemptRecord:
     """None: it has no GPUs, or no pod has reported them."""
     price: Annotated[float, Within(0, 1e9)] | None = None
     """Of one pod for an hour, as the chart's prices were at the admission; None: the flavor had none."""
+    earlier: Earlier | None = None
+    """The attempts before this one, where it is the oldest record that is kept whole."""
 
     @property
     def runs_since(self) -> float | None:
@@ -272,7 +305,7 @@ class NodeRequirement:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Record):
     """Where a job may run. Survives attempts, until a later migration changes it."""
 
     flavors: list[str] = field(default_factory=list)
@@ -286,7 +319,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class JobRequest:
+class JobRequest(Record):
     """A user's request about an existing job. Unused fields are None."""
 
     id: str
@@ -314,7 +347,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True)
-class RequestStatus:
+class RequestStatus(Record):
     """How far the request with this id is. `done` and `failed` are final; `message` is a sentence for people."""
 
     id: str
@@ -478,7 +511,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(Record):
     """The checkpoint that a forked job began with. It stays in the folder of the job that has made it."""
 
     job: str
@@ -570,7 +603,7 @@ class CommitRequest:
     save: SavePhases | None = None
 
 
-SaveCause = Literal["", "program", "store", "time", "pods", "ended", "early"]
+SaveCause = Annotated[Literal["", "program", "store", "time", "pods", "ended", "early"], Grows("")]
 """What kind of reason keeps a job from being saved. `program`: its processes or its state could not be saved where they
 ran; `store`: the images did not come to the store, or the commit failed; `time`: a deadline came first; `pods`: a pod
 was silent; `ended`: some ranks have ended by themselves; `early`: no rank ran yet. "": nobody has said."""
@@ -658,26 +691,11 @@ class GpuProbe:
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
 def to_json(message: Any) -> str:
-    """JSON text of a message dataclass (or of a list of them)."""
-    return json.dumps(message, default=_fields, separators=(",", ":"))
-
-
-def _fields(message: Any) -> dict[str, Any]:
-    """What `dataclasses.asdict` has at its top, without its copies of all below: a quarter of the time."""
-    return {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-
-
-def utf8_json(message: Any) -> str:
-    """JSON text of a message in which a character takes its own bytes, not the six of an escape: it is to be stored."""
-    text = json.dumps(dataclasses.asdict(message), ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace").decode()  # half a character, out of a file's name say, could not be read
-
-
-def lean_json(message: Any, *names: str) -> str:
-    """`to_json` without the fields `names` where they are None: a reader that is older than they are understands it."""
-    fields = dataclasses.asdict(message)
-    kept = {name: value for name, value in fields.items() if value is not None or name not in names}
-    return json.dumps(kept, separators=(",", ":"))
+    """JSON text of a message dataclass (or of a list of them), without defaults. A character takes its own bytes, not
+    the six of an escape: limits of what is stored count bytes."""
+    text = json.dumps(message, default=fields_of, ensure_ascii=False, separators=(",", ":"))
+    # Half a character, out of a file's name say, could not be read.
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def from_json(cls: type[T], text: str | bytes, most_bytes: int = MAX_BYTES) -> T:

@@ -6,18 +6,18 @@ Of a job they are those of one pod, the one that the others waited for: only one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from .decode import Seconds
+from .decode import Record, Seconds
 
 DIGITS: Final = 2
 """Of the seconds that are kept: 10 ms."""
 
 
 @dataclass(frozen=True)
-class SavePhases:
+class SavePhases(Record):
     """From the command to the last byte in the store, in this order."""
 
     barrier: Seconds = 0.0
@@ -33,7 +33,7 @@ class SavePhases:
 
 
 @dataclass(frozen=True)
-class StartPhases:
+class StartPhases(Record):
     """From the volumes of the pod until the ranks go on, in this order."""
 
     containers: Seconds = 0.0
@@ -56,12 +56,23 @@ class StartPhases:
     """Until the ranks had met those of the other pods."""
 
 
+_NAMES: Final = {cls: [f.name for f in fields(cls) if f.name != "newer"] for cls in (SavePhases, StartPhases)}
 Phases = TypeVar("Phases", SavePhases, StartPhases)
 
 
 def by_name(phases: SavePhases | StartPhases) -> dict[str, float]:
     """Phase -> seconds, in the order in which they pass."""
-    return {field.name: float(getattr(phases, field.name)) for field in fields(phases)}
+    return {name: float(getattr(phases, name)) for name in _NAMES[type(phases)]}
+
+
+def saved(seconds: Mapping[str, float]) -> SavePhases:
+    """Those of a save, by their names; Raises TypeError for a name that is none."""
+    return SavePhases(**cast(Any, seconds))
+
+
+def started(seconds: Mapping[str, float]) -> StartPhases:
+    """Those of a start, likewise."""
+    return StartPhases(**cast(Any, seconds))
 
 
 def total(phases: SavePhases | StartPhases) -> float:
@@ -70,7 +81,8 @@ def total(phases: SavePhases | StartPhases) -> float:
 
 def rounded(phases: Phases) -> Phases:
     """As they are kept: the record is an annotation."""
-    return replace(phases, **{name: round(seconds, DIGITS) for name, seconds in by_name(phases).items()})
+    short: dict[str, Any] = {name: round(seconds, DIGITS) for name, seconds in by_name(phases).items()}
+    return replace(phases, **short)
 
 
 def of_job_save(pods: Iterable[SavePhases | None], barrier: float) -> SavePhases | None:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 
 from ..errors import ConfigError, ControllerError, StaleAttemptError
-from ..protocol import decode
+from ..protocol import VERSION, decode
 from ..protocol.messages import (
     CheckpointFailure,
     Command,
@@ -83,6 +83,7 @@ class Controller:
             began = time.monotonic()
             # The answer has to come before the deadline.
             query = {"wait_s": str(int(min(HELLO_POLL_S, max(0.0, deadline - began - 1)))), "trial": "1"}
+            query["version"] = VERSION
             status, body = await self._retry("POST", "/v1/hello", deadline, lambda: to_json(hello), query)
             if status == 200:
                 return _parse(HelloReply, body)

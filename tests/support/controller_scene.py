@@ -15,6 +15,7 @@ from kueue_integration.controller.machines import MachinesOf, unknown
 from kueue_integration.controller.snapshot import Snapshot, Surroundings, Workload
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL
+from proxy.protocol import decode
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Preemptor, to_json
 
 T0 = 1_800_000_000.0
@@ -211,7 +212,9 @@ def checkpoint(attempt: int = 1, sequence: int = 1, step: int = 100) -> Checkpoi
 
 def stored(job_annotations: Any) -> list[AttemptRecord]:
     """The history that an action writes."""
-    return [AttemptRecord(**item) for item in json.loads(job_annotations[job_names.ANN_HISTORY])]
+    found = decode.messages(AttemptRecord, job_annotations[job_names.ANN_HISTORY])
+    assert isinstance(found, list), found
+    return found
 
 
 def nobody(uid: str) -> Preemptor | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from kueue_integration.contract import job_names
@@ -13,7 +11,7 @@ from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, K
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
 PLATFORM = PlatformConfig(
     agent_image="example/agent:1",
@@ -111,10 +109,10 @@ def job(
         job_names.ANN_HOLD: "armed",
     }
     if history is not None:
-        notes[job_names.ANN_HISTORY] = json.dumps([asdict(record) for record in history])
+        notes[job_names.ANN_HISTORY] = to_json(history)
         notes[job_names.ANN_ATTEMPT] = str(history[-1].attempt)
     if checkpoint is not None:
-        notes[names.ANN_CHECKPOINT] = json.dumps(asdict(checkpoint))
+        notes[names.ANN_CHECKPOINT] = to_json(checkpoint)
     labels = {job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: "digits", job_names.KUEUE_QUEUE_LABEL: "training"}
     meta = {"name": "digits", "namespace": "default", "uid": "u-1", "labels": labels}
     return {

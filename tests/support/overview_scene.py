@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from kueue_integration.contract import job_names
@@ -13,7 +11,7 @@ from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL, Object
 from kueue_integration.planner.arbiter import Ruling
 from kueue_integration.planner.proposals import Action, Proposal
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 NOW = 10_000.0
@@ -110,7 +108,7 @@ def training(
     conditions: Sequence[Mapping[str, str]] = (),
 ) -> Object:
     """A managed Job with these records."""
-    notes = {job_names.ANN_HISTORY: json.dumps([asdict(record) for record in history])} if history else {}
+    notes = {job_names.ANN_HISTORY: to_json(list(history))} if history else {}
     labels = {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: queue}
     meta = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": labels}
     return {

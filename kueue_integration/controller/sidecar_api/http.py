@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
+from proxy.protocol import VERSION
 from proxy.protocol.decode import Unreadable, whole
 from proxy.protocol.messages import (
     CheckpointFailure,
@@ -28,7 +29,6 @@ from proxy.protocol.messages import (
     Progress,
     TrialReport,
     from_json,
-    lean_json,
     to_json,
 )
 
@@ -56,6 +56,9 @@ PROGRESS_EVERY_S = 2.0
 WRITE_TRIES = 8
 MAX_BODY = 64 * 1024
 """Bytes: ten times the largest message of a pod. Reading a body takes time from all other calls."""
+
+MAX_VERSION = 20
+"""Characters of a release that a pod tells."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -231,6 +234,10 @@ class Api:
         namespace, name, attempt = message.namespace, message.job, message.attempt
         wait_s = min(HELLO_POLL_S, _number(request.query.get("wait_s", "0"), "wait_s"))
         job = await self._allowed(speaker, namespace, name, attempt, leader=False)
+        release = request.query.get("version", "")[:MAX_VERSION]
+        if release != VERSION:
+            about = {"job": f"{namespace}/{name}", "attempt": attempt}
+            log.info("pod %d has the agent of release %s", message.index, release or "0.1.0 or older", extra=about)
 
         def look() -> web.Response | None:
             current = self._newest(namespace, name, job, attempt)
@@ -240,7 +247,7 @@ class Api:
             if reply is None:
                 return None
             after_s = self._trial_after_s if "trial" in request.query else None  # older pods do not know the field
-            text = lean_json(replace(reply, trial_after_s=after_s), "origin", "trial_after_s")
+            text = to_json(replace(reply, trial_after_s=after_s))
             return web.Response(text=text, content_type="application/json")
 
         found = await self._hub.until(namespace, name, look, wait_s, leader=True)

@@ -88,6 +88,8 @@ class Job:
     checkpoints = Part(lambda raw: tuple(attempt_records.checkpoints(raw)))
     """The newest that were committed, oldest first; empty if they cannot be read: a new one can still be committed."""
     store = _word(job_names.ANN_STORE)
+    newer = Part(attempt_records.newer)
+    """A newer release has written its records in a format that this one does not know."""
     workers = _count(job_names.ANN_WORKERS)
     min_workers = _count(job_names.ANN_MIN_WORKERS)
     world_size = _count(job_names.ANN_WORLD_SIZE)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from proxy.protocol.decode import Unreadable
 
+from ...contract import attempt_records
 from ...kube.resources import Object, annotation
 from ..errors import BadAnnotationError
 
@@ -20,19 +21,21 @@ class UnreadableAnnotation:
     name: str
     text: str
     why: str
+    newer: bool = False
+    """A newer release writes the Job in a format that this one does not know."""
 
 
 def named(owner: Object, name: str, found: T | Unreadable) -> T | UnreadableAnnotation:
     """`found`, which was read from annotation `name` of `owner`; what cannot be read knows where it stands."""
     if isinstance(found, Unreadable):
-        return UnreadableAnnotation(name, annotation(owner, name) or "", found.why)
+        return UnreadableAnnotation(name, annotation(owner, name) or "", found.why, attempt_records.newer(owner))
     return found
 
 
 def required(found: T | UnreadableAnnotation) -> T:
     """For whoever cannot do without. Raises BadAnnotationError."""
     if isinstance(found, UnreadableAnnotation):
-        raise BadAnnotationError(found.name, found.text, found.why)
+        raise BadAnnotationError(found.name, found.text, found.why, found.newer)
     return found
 
 

@@ -28,6 +28,7 @@ from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs import move_trace
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
+from proxy.protocol import decode
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, to_json
 from proxy.protocol.phases import SavePhases, StartPhases
@@ -182,7 +183,7 @@ def test_a_document_that_a_task_has_spoilt_has_no_moves(spoilt: dict[str, Any]) 
 
 
 def test_a_document_of_before_the_trace_is_drawn_with_what_it_has() -> None:
-    old = {"attempts": [dataclasses.asdict(record) for record in HISTORY]}
+    old = {"attempts": [decode.plain(record) for record in HISTORY]}
     assert document_moves(old)[0]["notes"] == [move_trace.UNTOLD_SAVE, move_trace.UNTOLD_START]
 
 

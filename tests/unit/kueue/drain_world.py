@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import kueue_samples as samples
@@ -145,7 +144,7 @@ class World:
         over = {"evicted_at": 200.0, "barrier_at": 201.0, "committed_at": 202.0, "last_step": 60}
         ended = replace(history[-1], ended_by="Migrated", checkpoint=saved.id, **over)
         self._write(name, [*history[:-1], ended])
-        self.note(name, **{names.ANN_CHECKPOINT: json.dumps(asdict(saved))})
+        self.note(name, **{names.ANN_CHECKPOINT: to_json(saved)})
         self._workload(name, [{"type": "Evicted", "status": "True", "reason": "Deactivated"}, *_true(*ADMITTED)])
 
     def _start(self, name: str, history: list[Any]) -> None:
@@ -160,7 +159,7 @@ class World:
         self.kube.set_status(WORKLOAD, "default", f"job-{name}", {"conditions": conditions})
 
     def _write(self, name: str, history: list[Any]) -> None:
-        text = json.dumps([asdict(record) for record in history])
+        text = to_json(list(history))
         self.note(name, **{job_names.ANN_HISTORY: text, job_names.ANN_ATTEMPT: str(history[-1].attempt)})
 
     def placement(self, name: str = "digits") -> Any:

@@ -63,6 +63,7 @@ GOOD: dict[str, str] = {
     job_names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
     job_names.ANN_SAVEABLE: to_json(Saveable(2, "no", T0 + 20, "trial", "program", "pod 0: rank 0: CRIU")),
     job_names.ANN_RESULT: '{"value":{"loss":0.25}}',
+    job_names.ANN_SCHEMA: "1",
     job_names.ANN_WORKERS: "2",
     job_names.ANN_MIN_WORKERS: "1",
     job_names.ANN_WORLD_SIZE: "2",

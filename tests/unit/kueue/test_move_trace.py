@@ -19,6 +19,7 @@ from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs import move_trace
 from kueue_integration.jobs.move_trace import Move
 from kueue_integration.kube.fake import FakeKube
+from proxy.protocol import phases
 from proxy.protocol.messages import to_json
 from proxy.protocol.phases import SavePhases, StartPhases
 
@@ -178,7 +179,7 @@ def test_gpus_have_phases_of_their_own() -> None:
 
 
 def test_every_phase_that_pods_measure_has_somebody_who_works_in_it() -> None:
-    measured = {*SavePhases.__dataclass_fields__, *StartPhases.__dataclass_fields__}
+    measured = {*phases.by_name(SavePhases()), *phases.by_name(StartPhases())}
     assert measured - {"device"} <= set(move_trace.BY)
     assert set(move_trace.BY.values()) | {"Kueue", "Kubernetes", "controller", "sidecars"} == set(trace_svg.COLOURS)
 

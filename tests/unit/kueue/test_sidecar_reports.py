@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import controller_scene as scene
 import pytest
@@ -16,7 +16,7 @@ from kueue_integration.controller import attempt_history
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.kube import server_time
-from proxy.protocol import decode, names
+from proxy.protocol import decode, names, phases
 from proxy.protocol.messages import (
     AttemptRecord,
     CheckpointFailure,
@@ -511,7 +511,7 @@ def test_a_checkpoint_after_which_the_attempt_goes_on_tells_no_phases():
     assert job_names.ANN_PHASES not in reports.commit(job(), goes_on, NOW)
 
 
-@pytest.mark.parametrize("spoilt", ["", "[", "{}", '[{"attempt": 1, "more": 2}]', "[" * 100_000])
+@pytest.mark.parametrize("spoilt", ["", "[", "{}", '[{"attempt": "1"}]', "[" * 100_000])
 def test_spoilt_phases_are_none_and_are_written_anew(spoilt):
     current = job(scene.record(), **{job_names.ANN_PHASES: spoilt})
     assert attempt_phases.of_job(current) == []
@@ -530,6 +530,6 @@ def test_phases_of_many_attempts_are_bounded():
 
 
 def test_phases_without_end_are_bounded():
-    longest = StartPhases(**dict.fromkeys((field.name for field in fields(StartPhases)), 3.2e9))
+    longest = phases.started(dict.fromkeys(phases.by_name(StartPhases()), 3.2e9))
     change = reports.progress(job(scene.record()), progress_of(start=longest), NOW)
     assert len(change[job_names.ANN_PHASES]) < 300

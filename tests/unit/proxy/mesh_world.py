@@ -53,7 +53,6 @@ from proxy.protocol.messages import (
     TrialReport,
     Weight,
     from_json,
-    lean_json,
     to_json,
 )
 from proxy.protocol.phases import SavePhases, StartPhases
@@ -204,7 +203,7 @@ class FakeController:
 
     def _reply(self) -> str:
         reply = HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed, origin=self.origin)
-        return lean_json(replace(reply, trial_after_s=self.trial_after_s), "origin", "trial_after_s")
+        return to_json(replace(reply, trial_after_s=self.trial_after_s))
 
     async def heard(self, seq: int) -> None:
         """Wait until the leader has taken in command `seq`: it asks for later ones."""

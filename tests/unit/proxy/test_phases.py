@@ -124,7 +124,7 @@ def test_they_are_kept_to_ten_milliseconds() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"meet": -1}', '{"meet": 1e300}', '{"meet": "1"}', '{"meet": NaN}', '{"meet": null}', '{"other": 1}', "[]"],
+    ['{"meet": -1}', '{"meet": 1e300}', '{"meet": "1"}', '{"meet": NaN}', '{"meet": null}', "[]"],
 )
 def test_what_is_no_duration_is_unreadable(text: str) -> None:
     assert isinstance(decode.message(StartPhases, text), Unreadable)
