@@ -141,20 +141,24 @@ def pod_policy(kind: Kind) -> Object:
 
 
 def exec_policy() -> Object:
-    """A shell beside the launcher would have its capabilities. Who may reach every pod through its node may have it."""
+    """A shell beside the launcher would have its capabilities, one in the sidecar the keys of job and store.
+
+    Whoever may reach every pod through its node may have both.
+    """
     node = "authorizer.group('').resource('nodes').subresource('proxy').check('create').allowed()"
-    into = literal(["", *pods.TRAINERS])
+    into = literal(["", *pods.TRAINERS, job_names.CONTAINER_SIDECAR])
+    named = " or ".join((*pods.TRAINERS, job_names.CONTAINER_SIDECAR))
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {
             "namespaceSelector": _TRAINING,
-            "resourceRules": [{**rule(POD, "CONNECT"), "resources": ["pods/exec"]}],
+            "resourceRules": [{**rule(POD, "CONNECT"), "resources": ["pods/exec", "pods/attach"]}],
         },
         "validations": [
             {
                 "expression": f"{_ANY_EXEC} || !(object.?container.orValue('') in {into}) || {node}",
-                "message": f"a program in container {' or '.join(pods.TRAINERS)} would have the launcher's"
-                " capabilities, which are as good as root on the node: use `kubectl debug POD --image=..."
+                "message": f"a program in container {named} would have the launcher's capabilities, which are as good"
+                " as root on the node, or the sidecar's keys: use `kubectl debug POD --image=..."
                 " --target=CONTAINER`, or name another container",
                 "reason": "Forbidden",
             }

@@ -111,18 +111,22 @@ def test_a_debugger_in_a_pod_is_held_to_the_same(policies: Policies, fields: Obj
     assert sentence in refused and bool(refused) == bool(sentence), refused
 
 
-@pytest.mark.parametrize("container", ["train", "node", ""])
-def test_a_shell_beside_the_launcher_is_for_those_who_may_reach_every_node(policies: Policies, container: str) -> None:
+@pytest.mark.parametrize("how", ["exec", "attach"])
+@pytest.mark.parametrize("container", ["train", "node", "", "device-proxy"])
+def test_a_shell_beside_the_launcher_is_for_those_who_may_reach_every_node(
+    policies: Policies, container: str, how: str
+) -> None:
     tenant, admin = (policies.server.kube(user) for user in (TENANT, ADMIN))
     if tenant.find(POD, TRAINS, "shell") is None:
         tenant.create(pod(ours(PLATFORM), "shell"))
 
     def run(kube, where: str) -> str:
-        query = {"command": "sh", "stdout": "true", **({"container": where} if where else {})}
-        return said(lambda: kube._request("POST", POD.path(TRAINS, "shell", "exec"), query=query))
+        query = {"stdout": "true", **({"command": "sh"} if how == "exec" else {})}
+        query |= {"container": where} if where else {}
+        return said(lambda: kube._request("POST", POD.path(TRAINS, "shell", how), query=query))
 
     assert "would have the launcher's capabilities" in run(tenant, container)
-    for kube, where in ((tenant, "device-proxy"), (admin, container)):
+    for kube, where in ((tenant, "mine"), (admin, container)):
         assert guards.EXEC not in run(kube, where)
 
 
