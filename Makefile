@@ -103,6 +103,7 @@ studies: $(STAMP) ## what policies are worth on simulated clusters: build/studie
 
 docs: $(STAMP) ## the documentation site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/search_words.py build/site/search/search_index.json
 
 chart-docs: $(STAMP) ## charts/singularity/README.md, from the chart's values
 	$(BIN)/python docs/chart_reference.py
