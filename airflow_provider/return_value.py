@@ -1,7 +1,8 @@
 """What a training function returns, as JSON on its way from rank 0 to Airflow.
 
-Both ends are here. The first half, `leave`, is shipped beside the function and runs in the training image: it needs
-nothing but the standard library of Python 3.8, and never fails a training that has just ended. `taken` is for Airflow.
+Both ends are here. The first half, `run` and `leave`, is shipped beside the function and runs in the training image: it
+needs nothing but the standard library of Python 3.8, and never fails a training that has just ended. `taken` is for
+Airflow.
 
 JSON has no word for half of what programs return, so such values are marked: `{"!": kind, "is": ...}`. They come out as
 what Airflow's own serialisation takes. What it does not take comes out as text, and a note says which value that was.
@@ -32,6 +33,15 @@ SHOWN = 200
 MOST_NOTES = 10
 _EXACT = 2**53 - 1
 """Larger whole numbers are not read exactly by everybody, larger ones than 64 bits not by Airflow."""
+
+
+def run(function: Callable[..., Any], arguments: str) -> None:
+    """Call a training function in every rank, with what the file `arguments` has for it."""
+    with open(arguments, encoding="utf-8") as file:
+        given = json.load(file)
+    result = function(*given["args"], **given["kwargs"])
+    if os.environ.get("RANK", "0") == "0":
+        leave(result)
 
 
 def leave(value: Any, path: str | None = None) -> None:

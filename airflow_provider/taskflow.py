@@ -14,35 +14,22 @@ from typing import Any
 
 import libcst as cst
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 
 from . import return_value
 
 SCRIPT = "training_task.py"
 ARGUMENTS = "training_task.json"
-RETURN = "training_return.py"
+RETURN = job_names.RETURN_FILE
 
+# No more of ours than this: with another script saved processes are not gone on with (`start_from`).
 _SCRIPT = '''\
 """Made from the function {name} of an Airflow Dag; every rank runs it."""
 {constants}{source}
 
-
-def _singularity_task():
-    """Call the function; whatever it is called, no name of these lines is in its way."""
-    import json
-    import os
-
-    with open({arguments!r}, encoding="utf-8") as file:
-        given = json.load(file)
-    result = globals()[{name!r}](*given["args"], **given["kwargs"])
-    if os.environ.get("RANK", "0") == "0":
-        import {module}
-
-        {module}.leave(result)
-
-
 if __name__ == "__main__":
-    _singularity_task()
+    __import__({module!r}).run({name}, {arguments!r})
 '''
 
 

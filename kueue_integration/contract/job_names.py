@@ -155,6 +155,9 @@ whatever stands on them. On a Workload: when the controller last made Kueue ask 
 # --- environment of the sidecar and the launcher ------------------------------------------------------------------
 ENV_FLAVOR: Final = "SINGULARITY_FLAVOR"
 
+RETURN_FILE: Final = "training_return.py"
+"""Comes with every function that the Airflow provider ships. It is ours: another release's is no other program."""
+
 # --- paths in the pod ---------------------------------------------------------------------------------------------
 LAUNCHER: Final = f"{names.AGENT_DIR}/launcher/start"
 """The command of the training container, with the user's behind it or in ENV_COMMAND."""

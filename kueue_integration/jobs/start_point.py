@@ -70,7 +70,8 @@ def _unread(kube: Kube, source: Object, spec: TrainSpec, platform: PlatformConfi
     had = None if unlike else told.files(kube, source)
     if had is None:
         return unlike
-    return next((f"file {path}" for path in sorted({*had, *spec.files}) if had.get(path) != spec.files.get(path)), "")
+    paths = sorted({*had, *spec.files} - {job_names.RETURN_FILE})
+    return next((f"file {path}" for path in paths if had.get(path) != spec.files.get(path)), "")
 
 
 def but(spec: TrainSpec, platform: PlatformConfig) -> set[str]:

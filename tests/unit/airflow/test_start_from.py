@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow_fakes import make_attempt
-from test_train_operator import NAMESPACE, Airflow, _task_runs, airflow, kube, operator, submit
+from test_train_operator import NAMESPACE, Airflow, _task_runs, airflow, decorated, kube, operator, submit
 
-from airflow_provider import cluster, start_point
+from airflow_provider import cluster, start_point, taskflow
 from airflow_provider.exceptions import (
     ClusterUnreachableError,
     InvalidTrainingError,
@@ -369,6 +369,27 @@ def test_files_and_dropped_variables_are_refused_too(
         assert len(kube.list(JOB, NAMESPACE)) == 1
     else:
         assert started(kube, Run(5), **{"start_from": name, **given}) == Origin(name, f"{name}-a1-g1")
+
+
+def test_a_function_of_another_release_is_the_same_program(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the provider ships beside it, and calls it with, is not the user's."""
+    submit(airflow, decorated())
+    name = str(airflow.xcoms["job"]["name"])
+    saved(kube, name, ref(1, name))
+    files = taskflow.files
+
+    def later(*given: Any) -> dict[str, str]:
+        return {**files(*given), taskflow.RETURN: "# of a later release"}
+
+    monkeypatch.setattr(taskflow, "files", later)
+    op = decorated(start_from=name)
+    run = Run(5)
+    submit(run, op)
+    assert branches.start_from(kube.get_job(NAMESPACE, str(run.xcoms["job"]["name"]))) == Origin(name, f"{name}-a1-g1")
+    own = files("fit", "def fit(): ...", [], {})[taskflow.SCRIPT].partition("def fit(): ...")[2]
+    assert own.strip().splitlines()[1:] == ["    __import__('training_return').run(fit, 'training_task.json')"]
 
 
 def test_files_that_nobody_has_any_more_are_not_compared(kube: FakeKube, airflow: Airflow) -> None:
