@@ -18,9 +18,9 @@ _PICTURE = re.compile(r'<img [^>]*src="([^"#]+)(#only-light|#only-dark)?"[^>]*>'
 
 def version() -> str:
     """The version of the package, read as text."""
-    found = _VERSION.search((ROOT / "airflow_provider/__init__.py").read_text())
+    found = _VERSION.search((ROOT / "proxy/protocol/__init__.py").read_text())
     if found is None:
-        raise LookupError("airflow_provider/__init__.py: no VERSION")
+        raise LookupError("proxy/protocol/__init__.py: no VERSION")
     return found[1]
 
 

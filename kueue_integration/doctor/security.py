@@ -21,10 +21,10 @@ _NEEDED: tuple[tuple[Kind, str | None, tuple[str, ...]], ...] = (
     (SERVICE, None, ("get", "create", "delete")),
     (POD, None, ("list",)),
     (POD, "log", ("get",)),
-    (WORKLOAD, None, ("list",)),
+    (WORKLOAD, None, ("list", "watch")),
     (LOCAL_QUEUE, None, ("list",)),
 )
-"""What submit, status, logs and delete ask for."""
+"""What submit, status, logs, delete and Airflow's triggerer ask for. docs/administration/access.md grants it."""
 
 
 def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:

@@ -137,6 +137,12 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
             "env": {"PYTHONPATH": TORCH_MOUNT, "OMP_NUM_THREADS": "1"},
         },
         "regrow": {"mode": "act"},
-        "sampleQueues": {"enabled": True},
+        # So little that a job of four pods is in the way of another one.
+        "sampleQueues": {"enabled": True, "flavors": _flavors({"ondemand": "1", "spot": "500m"})},
         "adoption": {"enabled": True},
     }
+
+
+def _flavors(cpus: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Of the sample queues: name -> quota of CPUs, on the nodes of that flavor."""
+    return [{"name": name, "nodeLabels": {"flavor": name}, "quota": {"cpu": cpu}} for name, cpu in cpus.items()]

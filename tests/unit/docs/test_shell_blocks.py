@@ -7,6 +7,7 @@ as the program reads it, and nothing is run.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -47,8 +48,12 @@ def test_singularityctl_takes_what_a_page_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("dags").symlink_to(ROOT / "dags")
+    for flag, value in pairwise(words):
+        if flag == "--workdir":
+            Path(value).mkdir(parents=True, exist_ok=True)
     for word in words:
         if Path(word).suffix in (".yaml", ".py", ".tar"):
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
             Path(word).touch()
     read(words)
 

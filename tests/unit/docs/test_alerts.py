@@ -1,0 +1,142 @@
+"""The alerts of the chart, as Prometheus itself evaluates them: each fires when it should, none on a healthy cluster.
+
+And each has a runbook, and each metric in them is one of the controller's.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rendered import CHART, HELM, NO_HELM, render
+from shell_blocks import ROOT
+
+from kueue_integration.controller import metrics
+
+RULES = CHART / "alerts.yaml"
+PAGE = ROOT / "docs/operations/alerts.md"
+PROMTOOL = shutil.which("promtool")
+NO_PROMTOOL = "no promtool: Debian's package prometheus has it"
+HEALTHY = {
+    'singularity_leader{pod="a"}': "1x120",
+    'singularity_leader{pod="b"}': "0x120",
+    'singularity_hold_policy_missing{pod="a"}': "0x120",
+    'singularity_guard_policies_missing{pod="a"}': "0x120",
+    'singularity_errors_total{pod="a"}': "0+0x60 3x60",
+    'singularity_jobs{pod="a", phase="Starting"}': "1x20 0x100",
+    'singularity_holds_expired_total{pod="a"}': "4x120",
+    'singularity_steps_lost_total{pod="a"}': "9x120",
+    'singularity_seconds_lost_total{pod="a"}': "9x120",
+    'singularity_checkpoint_age_seconds{pod="a", namespace="n", job="j"}': "0+60x120",
+    'singularity_restores_failed_total{pod="a"}': "0x60 1x60",
+    'singularity_gpu_xids_total{pod="a", xid="31"}': "0+1x120",
+    'singularity_tokens_refused_total{pod="a", cause="form"}': "0+1x120",
+}
+FIRES: dict[str, list[dict[str, str]]] = {
+    "SingularityNoLeader": [
+        {'singularity_leader{pod="a"}': "1x10 stale"},  # the controller is gone, and its series with it
+        {'singularity_leader{pod="a"}': "0x120", 'singularity_leader{pod="b"}': "0x120"},
+        {'singularity_leader{pod="a"}': "1x120", 'singularity_leader{pod="b"}': "1x120"},
+        {},
+    ],
+    "SingularityHoldPolicyMissing": [{'singularity_hold_policy_missing{pod="a"}': "1x120"}],
+    "SingularityGuardPoliciesMissing": [{'singularity_guard_policies_missing{pod="a"}': "2x120"}],
+    "SingularityErrors": [{'singularity_errors_total{pod="a"}': "0+2x120"}],
+    "SingularityJobsDoNotStart": [{'singularity_jobs{pod="a", phase="Restoring"}': "1x120"}],
+    "SingularityHoldsExpired": [{'singularity_holds_expired_total{pod="a"}': "0x100 1x20"}],
+    "SingularityWorkLost": [
+        {'singularity_steps_lost_total{pod="a"}': "0x100 7x20"},
+        {'singularity_seconds_lost_total{pod="a"}': "0x100 300x20"},
+    ],
+    "SingularityJobsUnsaveable": [{'singularity_jobs_unsaveable{pod="a", namespace="n", cause="program"}': "1x120"}],
+    "SingularityCheckpointOld": [{'singularity_checkpoint_age_seconds{namespace="n", job="j"}': "90000x120"}],
+    "SingularityRestoresFail": [{'singularity_restores_failed_total{pod="a"}': "0x100 3x20"}],
+    "SingularityCheckpointsDamaged": [{'singularity_checkpoints_damaged_total{pod="a"}': "0x100 1x20"}],
+    "SingularityJobsGivenUp": [{'singularity_jobs_given_up_total{pod="a"}': "0x100 1x20"}],
+    "SingularityGpuXid": [
+        {'singularity_gpu_xids_total{pod="a", xid="79"}': "1x100 2x20"},
+        {'singularity_gpu_xids_total{pod="a", xid="48"}': "_x100 1x20"},  # the first one makes the series
+    ],
+    "SingularityPlannerErrors": [{'singularity_planner_policy_errors_total{pod="a", policy="cordon"}': "_x100 1x20"}],
+    "SingularityTokensRefused": [{'singularity_tokens_refused_total{pod="a", cause="form"}': "0x110 200x10"}],
+}
+"""Alert -> scenes of two hours, a sample a minute, at whose end it fires."""
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def scene(series: dict[str, str], name: str, expected: list[str]) -> dict[str, Any]:
+    """A test of promtool that says which alerts fire after two hours, by name alone."""
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'sum by (alertname) (ALERTS{{alertstate="firing", alertname="{alert}"}}) > bool 0',
+                "eval_time": "118m",
+                "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if alert in expected else [],
+            }
+            for alert in FIRES
+        ],
+    }
+
+
+def play(tmp_path: Path, scenes: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "scenes.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": scenes}))
+    command = [str(PROMTOOL), "test", "rules", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason=NO_PROMTOOL)
+def test_each_alert_fires_when_it_should_and_none_on_a_healthy_cluster(tmp_path: Path) -> None:
+    leader = {'singularity_leader{pod="a"}': "1x120"}
+    scenes = [scene(HEALTHY, "healthy", [])]
+    for alert, cases in FIRES.items():
+        for number, case in enumerate(cases):
+            series = case if alert == "SingularityNoLeader" else {**leader, **case}
+            scenes.append(scene(series, f"{alert} {number}", [alert]))
+    done = play(tmp_path, scenes)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason=NO_PROMTOOL)
+def test_a_wrong_expectation_is_found(tmp_path: Path) -> None:
+    assert play(tmp_path, [scene(HEALTHY, "healthy", ["SingularityNoLeader"])]).returncode != 0
+
+
+def test_every_alert_has_a_case_a_runbook_and_a_place_on_the_page() -> None:
+    page, runbooks = PAGE.read_text(), (ROOT / "docs/operations/runbooks.md").read_text()
+    assert set(FIRES) == {rule["alert"] for rule in rules()}
+    for rule in rules():
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert path == "docs/operations/runbooks.md" and f"{{#{anchor}}}" in runbooks, rule["alert"]
+        assert f"## {rule['alert']}\n" in page and f"(runbooks.md#{anchor})" in page, rule["alert"]
+
+
+def test_alerts_name_metrics_of_the_controller_only() -> None:
+    known = set(metrics._COUNTERS) | set(metrics._GAUGES)
+    named = set(re.findall(r"\bsingularity_\w+", RULES.read_text()))
+    assert named and named <= known
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+def test_the_chart_makes_a_rule_of_them_that_links_to_your_runbooks() -> None:
+    base = "https://docs.example/operations/runbooks.html"
+    made = render("metrics.alerts.enabled=true", f"metrics.alerts.runbooks={base}", "metrics.alerts.labels.team=ml")
+    found = made["PrometheusRule", "singularity"]
+    assert found["metadata"]["labels"]["team"] == "ml"
+    (group,) = found["spec"]["groups"]
+    assert [rule["expr"] for rule in group["rules"]] == [rule["expr"] for rule in rules()]
+    assert {rule["annotations"]["runbook_url"].partition("#")[0] for rule in group["rules"]} == {base}
+    assert ("PrometheusRule", "singularity") not in render()
