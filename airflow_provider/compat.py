@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = [
+    "NEVER_EXPIRE",
     "GONE",
     "BaseTrigger",
     "TriggerEvent",

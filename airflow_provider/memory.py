@@ -31,10 +31,16 @@ PAST_KEY = "singularity_past"
 MAX_PAST_BYTES = 48_000
 
 
+def write_down(store: Any, key: str, value: Any) -> None:
+    """Write `value` down for as long as there is the Dag run: a training may take longer than what Airflow keeps by
+    default (30 days)."""
+    store.set(key, value, retention=compat.NEVER_EXPIRE)
+
+
 def remember(store: Any, claim: Claim, conn_id: str) -> None:
     """Write down which Job is the current one, before and after it is created."""
     if store is not None:
-        store.set(STORE_KEY, {**claim.to_dict(), "conn_id": conn_id})
+        write_down(store, STORE_KEY, {**claim.to_dict(), "conn_id": conn_id})
 
 
 def remembered(store: Any, key: TaskKey) -> tuple[Claim | None, str]:
@@ -59,8 +65,8 @@ def keep_outcome(store: Any, event: Mapping[str, Any], result: Any) -> None:
     Raises what the store raises.
     """
     if store is not None:
-        store.set(RESULT_KEY, {"uid": event["job"]["uid"], "value": compat.serialised(result)})
-        store.set(OUTCOME_KEY, dict(event))
+        write_down(store, RESULT_KEY, {"uid": event["job"]["uid"], "value": compat.serialised(result)})
+        write_down(store, OUTCOME_KEY, dict(event))
 
 
 def outcome(store: Any, uid: str) -> dict[str, Any] | None:
@@ -91,4 +97,4 @@ def add_past(store: Any, lineage: Mapping[str, Any] | None) -> None:
     kept.append(dict(lineage))
     while len(kept) > 1 and len(json.dumps(kept)) > MAX_PAST_BYTES:
         kept.pop(0)
-    store.set(PAST_KEY, kept)
+    write_down(store, PAST_KEY, kept)

@@ -40,6 +40,7 @@ from .memory import (
     outcome,
     remember,
     remembered,
+    write_down,
 )
 from .outcome import codes, failure, for_good
 from .reporting import TrainingReporter
@@ -371,7 +372,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             if self.manifest is None:
                 self.manifest = store.get(MANIFEST_KEY)
             else:
-                store.set(MANIFEST_KEY, self.manifest)
+                write_down(store, MANIFEST_KEY, self.manifest)
         self._end_if_unwanted(kube, ti, claim)
         self.shown_job = {"namespace": claim.namespace, "name": claim.name, "uid": str(claim.uid)}
         ti.xcom_push(key="job", value=dict(self.shown_job))

@@ -19,7 +19,7 @@ from proxy.protocol import decode
 
 from .ending import over
 from .identity import Claim
-from .memory import START_KEY
+from .memory import START_KEY, write_down
 
 EARLIER_RUN: Final = "earlier run"
 """No job can be called so."""
@@ -71,7 +71,7 @@ def choose(
     of_run = "" if source is None else f" of run {source.key.run_id}"
     if store is not None:
         where = {"job": start.job, "checkpoint": ref.id, "step": ref.step, "run": source and source.key.run_id}
-        store.set(START_KEY, {"for": claim.name, **where})
+        write_down(store, START_KEY, {"for": claim.name, **where})
     return start, [*notes, f"Begins with checkpoint {ref.id} (step {ref.step}) of job {start.job}{of_run}"]
 
 

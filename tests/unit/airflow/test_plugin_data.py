@@ -114,7 +114,7 @@ def test_a_job_of_the_same_name_is_not_the_job() -> None:
 
 
 class Store(dict[str, Any]):
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
         self[key] = value
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, TaskDeferred
 from airflow_fakes import make_attempt
 from rank_variables import ALL, told
@@ -42,8 +43,12 @@ NAMESPACE = "team-a"
 class Store(dict[str, Any]):
     """`context["task_state_store"]` as far as the operator uses it."""
 
-    def set(self, key: str, value: object) -> None:
-        self[key] = value
+    def __init__(self, found: dict[str, Any] | None = None) -> None:
+        super().__init__(found or {})
+        self.retentions: dict[str, datetime.timedelta | None] = {}
+
+    def set(self, key: str, value: object, *, retention: datetime.timedelta | None = None) -> None:
+        self[key], self.retentions[key] = value, retention
 
     def delete(self, key: str) -> None:
         self.pop(key, None)
@@ -72,6 +77,20 @@ class Airflow:
             max_tries=self.max_tries, xcom_push=lambda key, value: self.xcoms.__setitem__(key, value),
         )  # fmt: skip
         return {"ti": ti, "dag_run": SimpleNamespace(clear_number=self.clear_number), "task_state_store": self.store}
+
+
+def test_what_a_task_remembers_lasts_as_long_as_its_run(kube: FakeKube, airflow: Airflow) -> None:
+    """Airflow forgets after 30 days by default: the tab, the buttons, the orphan search and the next try of a training
+    that takes longer had nothing to go by."""
+    submit(airflow)
+    end(kube, job_of(kube), "Failed")
+    with pytest.raises(TrainingFailedError):
+        operator().execute_complete(airflow.context(), event_for(kube, "failed"))
+    airflow.retry()
+    submit(airflow)
+    kept = airflow.store.retentions
+    assert {"singularity_job", "singularity_outcome", "singularity_result", "singularity_manifest"} <= set(kept)
+    assert set(kept.values()) == {NEVER_EXPIRE}
 
 
 @pytest.fixture
