@@ -16,8 +16,8 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = [
-    "NEVER_EXPIRE",
     "GONE",
+    "NEVER_EXPIRE",
     "BaseTrigger",
     "TriggerEvent",
     "clear_number",
