@@ -63,6 +63,15 @@ def leaving(node: Object, conditions: Sequence[str] = ()) -> str:
     return f"reports {bad}" if bad is not None else ""
 
 
+def ending(node: Object, taints: Sequence[str]) -> str:
+    """Why the node will be gone within minutes, "" for any other: one of `taints` is on it, whatever its effect."""
+    if not is_true(node, "Ready"):
+        return ""
+    keys = [str(taint.get("key")) for taint in (node.get("spec") or {}).get("taints") or ()]
+    found = next((key for key in keys if key in taints), None)
+    return "" if found is None or any(key in NOT_THERE for key in keys) else f"is about to go (taint {found})"
+
+
 def cordon(kube: Kube, node: Object) -> bool:
     """Let `node` take no new pods, as `kubectl cordon` does. Whether that was a change.
 

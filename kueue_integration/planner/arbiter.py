@@ -2,7 +2,8 @@
 
 Its limits hold whatever policies propose. A job moves only after it has trained for a useful time, and only if the
 gain exceeds what the move costs. It moves at most so many times an hour. A tenant has a budget of moves an hour. One
-move of a job is under way at most, none beside a request, and one move starts in a cohort per look.
+move of a job is under way at most, none beside a request, and one move starts in a cohort per look, unless what the
+jobs run on is about to go.
 
 What counts as a move, and by which clock, is in `recent_moves`.
 """
@@ -117,7 +118,8 @@ class Arbiter:
         winner = first.get(proposal.job)
         if winner is not None:
             return Ruling(proposal, False, f"policy {winner.policy} comes first for this job ({winner.action})")
-        other = pools.get(_pool(snapshot, job)) if moves(proposal, job) else None
+        waits = moves(proposal, job) and not proposal.urgent
+        other = pools.get(_pool(snapshot, job)) if waits else None
         if other is not None:
             where = f"{_pool(snapshot, job)} has one move at a time: {'/'.join(other.job)} ({other.policy}) is first"
             return Ruling(proposal, False, where, quiet=other.policy == proposal.policy)

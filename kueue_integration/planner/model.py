@@ -69,6 +69,8 @@ class Node:
 
     name: str
     leaving: str = ""
+    ending: bool = field(default=False, kw_only=True)
+    """It is gone within minutes: no save comes before the move, and no job waits for another's."""
     labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     free: Mapping[str, Fraction] = field(default_factory=dict, kw_only=True)
     """resource -> what no pod asks for. Empty: nobody has asked for it, or the node takes no pods."""

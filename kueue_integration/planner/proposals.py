@@ -39,6 +39,8 @@ class Proposal:
     """Unix seconds: the policy wants it then, and not now."""
     helps: JobKey | None = None
     """resize: the job that is to take what this one gives. It is in vain while that one may not move."""
+    urgent: bool = False
+    """What the job runs on is about to go: it waits for no other move of its cohort."""
     asked: bool = False
     """It does what somebody has asked for, and waits for."""
 

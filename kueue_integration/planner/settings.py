@@ -26,11 +26,28 @@ class MoveLimits:
     tenant_moves_per_hour: Moves = 20
 
 
+ENDING = (
+    "karpenter.sh/disrupted",
+    "ToBeDeletedByClusterAutoscaler",
+    "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/rebalance-recommendation",
+    "node.cloudprovider.kubernetes.io/shutdown",
+    "remediation.medik8s.io/on-going",
+)
+"""Taints, of whatever effect, of a node that is about to be taken away: by Karpenter, Cluster Autoscaler, GKE, EKS'
+node termination handler, a cloud provider, Medik8s."""
+
+
 @dataclass(frozen=True)
 class Cordon:
     mode: Mode = "none"
     conditions: list[str] = field(default_factory=list)
     """Types of node conditions that count like a cordon while they are True."""
+    taints: list[str] = field(default_factory=lambda: [*ENDING])
+    """Keys of taints of nodes that are about to go: nothing waits there, whatever the effect of the taint."""
 
 
 @dataclass(frozen=True)

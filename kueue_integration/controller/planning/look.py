@@ -41,8 +41,11 @@ class Eyes:
         self._known: dict[str, tuple[object, planned.Workload]] = {}
         """UID -> (version, queue and whether that is stopped; what it says)."""
 
-    def look(self, now: float, nodes: Sequence[Object] = (), conditions: Sequence[str] = ()) -> Seen:
-        """`nodes`: of the cluster, where a policy asks for them; `conditions`: types that make a node one to leave."""
+    def look(
+        self, now: float, nodes: Sequence[Object] = (), conditions: Sequence[str] = (), taints: Sequence[str] = ()
+    ) -> Seen:
+        """`nodes`: of the cluster, where a policy asks for them; `conditions`: types that make a node one to leave, and
+        `taints`: keys that make it one that is about to go."""
         queues: dict[str, model.Queue] = {}
         for raw in self._world.cluster_queues.all():
             name = str(raw["metadata"]["name"])
@@ -63,7 +66,7 @@ class Eyes:
                 found = read_job(raw, workload, pods, workloads)
                 if found is not None:
                     jobs[key], objects[key] = found, (raw, workload)
-        places = {str(n["metadata"]["name"]): _node(n, conditions) for n in nodes}
+        places = {str(n["metadata"]["name"]): _node(n, conditions, taints) for n in nodes}
         seen = ClusterSnapshot(now, queues, tuple(workloads.values()), jobs, places, ended=ended)
         return Seen(seen, objects)
 
@@ -238,9 +241,10 @@ def _request(exchange: Exchange) -> planned.Request | None:
     return planned.Request(request.op, request.by, answer.state, answer.attempt, at, pins, frees)
 
 
-def _node(raw: Object, conditions: Sequence[str]) -> model.Node:
+def _node(raw: Object, conditions: Sequence[str], taints: Sequence[str]) -> model.Node:
     told = (raw.get("status") or {}).get("conditions") or ()
     types = frozenset(str(c.get("type")) for c in told if c.get("status") == "True")
-    name, leaving = str(raw["metadata"]["name"]), drained.leaving(raw, conditions)
+    name, ending = str(raw["metadata"]["name"]), drained.ending(raw, taints)
     marks = drained.marked(raw), drained.marked_at(raw)
-    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, *marks)
+    leaving = ending or drained.leaving(raw, conditions)
+    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, *marks, ending=bool(ending))

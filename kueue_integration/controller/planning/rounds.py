@@ -102,7 +102,8 @@ class Rounds:
                 if LOOK_AT_NODES & {*act, *dry}:
                     nodes = self._nodes()
             again(max(PLAN_DELAY_S, self._others_at + every_s - self._clock()))
-        seen = self._eyes.look(self._now(), nodes, self._settings.planner.cordon.conditions)
+        left = self._settings.planner.cordon
+        seen = self._eyes.look(self._now(), nodes, left.conditions, left.taints)
         asked = {*act, *dry}
         if defragmentation.NAME in asked:
             seen = self._with_room(seen, nodes)
@@ -171,7 +172,8 @@ class Rounds:
 
     def _left(self, node: Object) -> bool:
         """Whether a policy that acts sends jobs away from the node."""
-        if cordon.NAME in self._act and drained.leaving(node, self._settings.planner.cordon.conditions):
+        left = self._settings.planner.cordon
+        if cordon.NAME in self._act and (drained.leaving(node, left.conditions) or drained.ending(node, left.taints)):
             return True
         return health.NAME in self._act and str(node["metadata"]["name"]) in self._health.sick
 

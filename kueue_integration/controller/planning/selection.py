@@ -81,13 +81,13 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
 
 
 def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
-    """Regrowth has a patience of its own. A node that goes cannot be weighed in device-seconds.
+    """Regrowth has a patience of its own. A node that goes is not weighed in device-seconds, and waits for no budget.
 
     What is lent comes back when its owner asks for it, and not when that pays.
     """
     free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
     grows = Terms(replace(planner.arbiter, min_run_s=0.0), only_held=False)
-    leaves = Terms(planner.arbiter, weigh=False)
+    leaves = Terms(Limits(0.0, None, None), weigh=False)
     own = {tidy.NAME: free, regrow.NAME: grows, cordon.NAME: leaves, health.NAME: leaves}
     own[returns.NAME] = Terms(Limits(0.0, None, None), weigh=False)
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

@@ -1,9 +1,9 @@
-"""Jobs leave nodes that are cordoned, tainted or reported unhealthy, before these go away. Pure.
+"""Jobs leave nodes that are cordoned, tainted, reported unhealthy or about to be taken away. Pure.
 
 Source: Singularity (Shukla et al., arXiv:2202.07848): a node that has to go is emptied by transparent checkpoints, and
 no job loses work. It does by itself what `singularityctl drain` does when somebody asks for it. Each job is saved once
 while it goes on, then it is asked to leave. The first save tells whether the job can be saved at all, and stores nearly
-all of the second one ahead of time.
+all of the second one ahead of time. From a node that is about to go all jobs go at once, without the first save.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def evacuate(snapshot: ClusterSnapshot, leaving: Mapping[str, str], policy: str)
     :param policy: that asks
     """
     found, pools = list[Proposal](), set[str]()
+    ending = {name for name in leaving if snapshot.nodes[name].ending}
     going = [job for job in snapshot.jobs.values() if job.given is not None and job.nodes & leaving.keys()]
 
     def turn(job: Job) -> tuple[object, ...]:
@@ -42,6 +43,9 @@ def evacuate(snapshot: ClusterSnapshot, leaving: Mapping[str, str], policy: str)
     for job in sorted(going, key=turn):
         queue = snapshot.queue_of(job)
         pool = queue.pool if queue is not None else ""
+        if job.nodes & ending:  # to stop it saves it, and there is no time for two saves
+            found.append(replace(_migrate(snapshot, job, leaving, policy), urgent=True))
+            continue
         if _saved(job, policy, snapshot.now) or not job.held or _stays(snapshot, job):
             found.append(_migrate(snapshot, job, leaving, policy))
         elif pool not in pools:

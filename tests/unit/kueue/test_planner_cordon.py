@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import planner_scene as scene
 import pytest
+import yaml
 from planner_scene import NOW
 
+from kueue_integration.controller.planning import selection
 from kueue_integration.drain import nodes
+from kueue_integration.planner import policies
+from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.job import Request
 from kueue_integration.planner.policies import cordon
+from kueue_integration.planner.settings import ENDING, Cordon, PlannerSettings
 
 LEAVES = {"n1": "is cordoned", "n2": ""}
 
@@ -122,3 +128,63 @@ def taint(key: str, effect: str = "NoExecute") -> Any:
 )
 def test_which_nodes_are_to_be_left(of, why):
     assert nodes.leaving(of, ["GpuUnhealthy"]) == why
+
+
+def tainted(*keys: str, effect: str = "NoSchedule", ready: str = "True") -> dict[str, Any]:
+    taints = [{"key": key, "effect": effect} for key in keys]
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize("key", ENDING)
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute", "PreferNoSchedule"])
+def test_a_node_that_a_cloud_takes_away_is_about_to_go(key, effect):
+    assert nodes.ending(tainted("mine", key, effect=effect), ENDING) == f"is about to go (taint {key})"
+
+
+@pytest.mark.parametrize(
+    "of", [tainted("mine"), tainted(ENDING[0], ready="False"), tainted(ENDING[0], nodes.NOT_THERE[0])],
+    ids=["another taint", "not ready", "does not answer"],
+)  # fmt: skip
+def test_a_node_that_stays_or_is_gone_is_not_about_to_go(of):
+    assert nodes.ending(of, ENDING) == ""
+
+
+def ending_snapshot(*jobs):
+    made = scene.snapshot(*jobs, nodes=LEAVES)
+    return replace(made, nodes={**made.nodes, "n1": replace(made.nodes["n1"], ending=True)})
+
+
+def ruled(seen):
+    settings = PlannerSettings(cordon=Cordon("act"))
+    chosen = selection.chosen(settings, "act")
+    found = policies.ask(chosen, seen, lambda *told: None)
+    return Arbiter(selection.terms(settings, chosen)).rule(seen, found, 1e6)
+
+
+def test_all_jobs_leave_a_node_that_is_about_to_go_at_once_without_a_save_before():
+    rulings = ruled(ending_snapshot(scene.job("a"), scene.job("b"), scene.job("c", save=saved("failed"))))
+    assert [(r.proposal.action, r.proposal.job[1], r.allowed) for r in rulings] == [
+        ("migrate", "a", True), ("migrate", "b", True), ("migrate", "c", True),
+    ]  # fmt: skip
+
+
+def test_a_cordoned_node_is_left_one_job_at_a_time():
+    rulings = ruled(scene.snapshot(scene.job("a", save=saved()), scene.job("b", save=saved()), nodes=LEAVES))
+    assert [r.allowed for r in rulings] == [True, False]
+
+
+def test_a_node_that_goes_waits_for_no_budget_of_optimisers():
+    """It had moved often, has just started, and its namespace's moves were used up: it stayed, and was lost."""
+    gone = [scene.job(f"m{n:02d}", history=(scene.moved(1, ago=600 + n),), nodes=frozenset({"n2"}), queue_name=f"q{n}")
+            for n in range(25)]  # fmt: skip
+    moves = tuple(scene.moved(k, ago=3000 - 600 * k) for k in range(1, 5))
+    last = scene.job("last", save=saved(attempt=5), history=moves, since=NOW - 100, queue_name="qx")
+    queues = (*(scene.queue(f"q{n}") for n in range(25)), scene.queue("qx"))
+    (ruling,) = ruled(scene.snapshot(last, *gone, queues=queues, nodes=LEAVES))
+    assert (ruling.proposal.action, ruling.allowed) == ("migrate", True), ruling
+
+
+def test_the_chart_names_the_same_taints():
+    values = yaml.safe_load((Path(__file__).parents[3] / "charts/singularity/values.yaml").read_text())
+    assert tuple(values["planner"]["cordon"]["taints"]) == ENDING
