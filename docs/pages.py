@@ -6,27 +6,18 @@ Links to files of the repository become their names: the site does not carry the
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-_VERSION = re.compile(r'^VERSION = "([^"]+)"', re.MULTILINE)
 _FOLDERS = "proxy|kueue_integration|airflow_provider|benchmarks|dags|tests|charts|images|localcluster"
 _REPOSITORY_LINK = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+((?:{_FOLDERS})[^)]*)\)")
 _PICTURE = re.compile(r'<img [^>]*src="([^"#]+)(#only-light|#only-dark)?"[^>]*>')
 
 
-def version() -> str:
-    """The version of the package, read as text."""
-    found = _VERSION.search((ROOT / "proxy/protocol/__init__.py").read_text())
-    if found is None:
-        raise LookupError("proxy/protocol/__init__.py: no VERSION")
-    return found[1]
-
-
 def on_config(config: Any) -> Any:
     """Say which version the pages are of."""
-    config.copyright = f"Version {version()}"
+    from proxy.protocol import VERSION
+
+    config.copyright = f"Version {VERSION}"
     return config
 
 

@@ -1,7 +1,8 @@
 """MkDocs hook: the reference pages, generated from the code.
 
-The pages read sources as text (syntax trees, YAML, click's own description), so that building needs no Airflow and no
-cluster. Each function returns one page as Markdown; `PAGES` says which file it becomes.
+The pages read sources as text (syntax trees, YAML, click's own description), so that building needs no cluster and
+no running Airflow, only the packages of the extra `kueue`. Each function returns one page as Markdown; `PAGES` says
+which file it becomes.
 """
 
 from __future__ import annotations
@@ -201,7 +202,11 @@ PAGES: dict[str, Callable[[], str]] = {
 
 # --- MkDocs ---------------------------------------------------------------------------------------------------------
 def on_config(config: Any) -> Any:
-    """Put the pages of the commands below that of `singularityctl`."""
+    """Put the pages of the commands below that of `singularityctl`, and find our sources from now on.
+
+    MkDocs takes back what a hook has done to the path when it loads it.
+    """
+    sys.path[:0] = [str(ROOT)]
     below = [f"{cli_reference.FOLDER}/{name}.md" for name in cli_reference.commands()]
     for section in config.nav:
         for place, entry in enumerate(section.get("Reference", ())):

@@ -2,8 +2,8 @@
 
     python docs/search_words.py build/site/search/search_index.json
 
-The order is that of the site's search, simplified: a word in a title counts a thousand times, every other by how rare it
-is and how much of the section it is, and a section with all words comes before one with some.
+The order is that of the site's search, simplified: a word in a title counts a thousand times, every other by how rare
+it is and how much of the section it is, and a section with all words comes before one with some.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def named_tests(root: Path) -> Iterator[str]:
 
 
 def pictures(root: Path) -> Iterator[str]:
-    """A picture has a title and a white ground (dark mode would show dark on dark), and fetches nothing."""
+    """A picture has a title, a white ground that dark mode makes dark, and fetches nothing."""
     for path in root.glob("docs/**/*.svg"):
         name, picture = path.relative_to(root), ElementTree.parse(path).getroot()
         if not (picture.findtext(f"{SVG}title") or picture.get("aria-label")):
@@ -73,6 +73,8 @@ def pictures(root: Path) -> Iterator[str]:
         ground = picture.find(f"{SVG}rect")
         if ground is None or str(ground.get("fill")).lower() not in ("#ffffff", "#fff", "white"):
             yield f"{name}: its first <rect> is not its white ground"
+        if not any("prefers-color-scheme: dark" in (style.text or "") for style in picture.iter(f"{SVG}style")):
+            yield f"{name}: has no colours for dark pages (kueue_integration/picture.py)"
         for address in set(re.findall(r"https?://[^\"'\s)]+", path.read_text())) - {SVG.strip("{}")}:
             yield f"{name}: a browser would fetch {address}"
 

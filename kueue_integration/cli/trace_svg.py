@@ -7,6 +7,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from ..jobs.move_trace import Move, Span
+from ..picture import PALE, QUIET, opening
 from .output import printable
 from .trace_text import head
 
@@ -25,13 +26,7 @@ def picture(job: str, moves: Sequence[Move]) -> str:
     """One document, a chart per move, one below the other."""
     heights = [HEAD + ROW * len(move.spans) + 18 * len(move.notes) + FOOT for move in moves]
     height = sum(heights)
-    title = _text(f"Moves of {job}")
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'role="img" font-family="system-ui, sans-serif" font-size="12" fill="#22262c">',
-        f"<title>{title}</title>",
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+    out = opening(_short(f"Moves of {job}"), WIDTH, height)
     top = 0
     for move, tall in zip(moves, heights, strict=True):
         out += _chart(job, move, top)
@@ -48,7 +43,7 @@ def _chart(job: str, move: Move, top: int) -> list[str]:
         y += ROW
     for note in move.notes:
         y += 18
-        out.append(f'<text x="{LEFT}" y="{y - 4}" fill="#6a717b">{_text(note)}</text>')
+        out.append(f'<text x="{LEFT}" y="{y - 4}" fill="{QUIET}">{_text(note)}</text>')
     return out
 
 
@@ -58,9 +53,9 @@ def _row(span: Span, total: float, y: int) -> list[str]:
     x, width = LEFT + span.start * scale, max(2.0, span.seconds * scale)
     tip = f"{span.phase} ({span.by}): {span.seconds:.3f} s from {span.start:.3f} s on"
     return [
-        f'<rect x="{LEFT}" y="{y}" width="{room}" height="{ROW - 4}" fill="#f4f5f7"/>',
+        f'<rect x="{LEFT}" y="{y}" width="{room}" height="{ROW - 4}" fill="{PALE}"/>',
         f'<text x="{LEFT - 90}" y="{y + 13}" text-anchor="end">{_text(span.phase)}</text>',
-        f'<text x="{LEFT - 10}" y="{y + 13}" text-anchor="end" fill="#6a717b">{_text(span.by)}</text>',
+        f'<text x="{LEFT - 10}" y="{y + 13}" text-anchor="end" fill="{QUIET}">{_text(span.by)}</text>',
         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 4}" '
         f'fill="{COLOURS.get(span.by, "#7a8699")}"><title>{_text(tip)}</title></rect>',
         f'<text x="{WIDTH - 14}" y="{y + 13}" text-anchor="end">{span.seconds:.2f} s</text>',
@@ -68,6 +63,11 @@ def _row(span: Span, total: float, y: int) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """As the content of an element; of one line, and without what no XML may contain."""
+    """As the content of an element."""
+    return escape(_short(text))
+
+
+def _short(text: str) -> str:
+    """Of one line, and without what no XML may contain."""
     text = printable(text)
-    return escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from kueue_integration.picture import opening
 from proxy.protocol.messages import AttemptRecord
 
 from .model import StoryRecord
@@ -107,7 +108,6 @@ def lanes(found: Iterable[Segment]) -> list[str]:
 # --- drawing ------------------------------------------------------------------------------------------------------
 WIDTH, LEFT, RIGHT, TOP = 1000, 90, 24, 92
 LANE, GAP, PLOT = 34, 14, 150
-_FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
 def last_moment(record: StoryRecord) -> float:
@@ -131,10 +131,7 @@ def svg(record: StoryRecord, title: str) -> str:
         return LEFT + (WIDTH - LEFT - RIGHT) * min(max(seconds, 0.0), span) / span
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" {_FONT} fill="#22262c">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        *opening(title, WIDTH, height),
         f'<text x="{LEFT}" y="24" font-size="15" font-weight="600">{escape(title)}</text>',
         *_legend(),
         *_time_axis(x, span, TOP - 12, plot_top + PLOT),

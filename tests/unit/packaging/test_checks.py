@@ -16,7 +16,7 @@ DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
                 ["a.py:1", "a.py:3", "a.py:4"]),
     "links": ({"docs/a.md": "[x](../no.py#L3) [y](b.svg)", "docs/b.svg": ""}, ["../no.py"]),
     "named_tests": ({f"docs/{page}": "`test_no.py`" for page in checks.NAMES_TESTS}, ["test_no.py"] * 4),
-    "pictures": ({"docs/a.svg": PICTURE}, ["<title>", "white ground", "https://a.org/b"]),
+    "pictures": ({"docs/a.svg": PICTURE}, ["<title>", "white ground", "dark pages", "https://a.org/b"]),
     "prose": ({"proxy/a.py": "x == 'a b'\nf'{z} is over' in y\ny.startswith(('a', 'went away'))\ny == 'one'\n"},
               ["'a b'", "' is over'", "'went away'"]),
     "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
