@@ -80,19 +80,23 @@ def patches() -> list[tuple[str, str, dict[str, Any]]]:
 def unknown(schema: dict[str, Any], value: object, path: str = "") -> Iterator[str]:
     """Yield the path of each field that the schema of a CRD does not have, or has with another type."""
     if isinstance(value, dict):
-        fields = schema.get("properties", {})
+        fields, any_name = schema.get("properties", {}), schema.get("additionalProperties")
         for name, below in value.items():
-            yield from unknown(fields[name], below, f"{path}.{name}") if name in fields else [f"{path}.{name}"]
+            found = fields.get(name, any_name)
+            yield from unknown(found, below, f"{path}.{name}") if isinstance(found, dict) else [f"{path}.{name}"]
     elif isinstance(value, list):
         for below in value:
             yield from unknown(schema.get("items", {}), below, f"{path}[]")
+    elif schema.get("x-kubernetes-int-or-string"):
+        yield from () if isinstance(value, (int, str)) else [f"{path}: not a number"]
     elif schema.get("type") != {str: "string", bool: "boolean", int: "integer"}.get(type(value)):
         yield f"{path}: not a {schema.get('type')}"
 
 
 def schema_of(resource: str) -> dict[str, Any]:
     """Of a resource's stored version, by its singular name."""
-    crd = yaml.safe_load((Path(CRDS) / f"kueue.x-k8s.io_{resource}s.yaml").read_text())
+    plural = f"{resource}es" if resource.endswith("s") else f"{resource}s"
+    crd = yaml.safe_load((Path(CRDS) / f"kueue.x-k8s.io_{plural}.yaml").read_text())
     assert crd["spec"]["names"]["singular"] == resource
     (stored,) = (version for version in crd["spec"]["versions"] if version["storage"])
     schema: dict[str, Any] = stored["schema"]["openAPIV3Schema"]
