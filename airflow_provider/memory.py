@@ -6,9 +6,10 @@ None where there is none (`dag.test()`): then nothing is remembered, and nothing
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import compat
 from .identity import Claim, TaskKey
@@ -37,20 +38,34 @@ def write_down(store: Any, key: str, value: Any) -> None:
     store.set(key, value, retention=compat.NEVER_EXPIRE)
 
 
-def remember(store: Any, claim: Claim, conn_id: str) -> None:
+class Remembered(NamedTuple):
+    """The claim on the current Job, and where it was made: "" for what is unknown."""
+
+    claim: Claim | None
+    conn_id: str = ""
+    server: str = ""
+    """`server_id` of the API server that the connection led to."""
+
+
+def server_id(url: str) -> str:
+    """Tells API servers apart, and no reader of the store where they are."""
+    return hashlib.sha256(url.encode()).hexdigest()[:16] if url else ""
+
+
+def remember(store: Any, claim: Claim, conn_id: str, server_url: str) -> None:
     """Write down which Job is the current one, before and after it is created."""
     if store is not None:
-        write_down(store, STORE_KEY, {**claim.to_dict(), "conn_id": conn_id})
+        write_down(store, STORE_KEY, {**claim.to_dict(), "conn_id": conn_id, "server": server_id(server_url)})
 
 
-def remembered(store: Any, key: TaskKey) -> tuple[Claim | None, str]:
-    """The claim on the current Job of `key`, and the connection that it was made with, "" if unknown."""
+def remembered(store: Any, key: TaskKey) -> Remembered:
+    """What is known of the current Job of `key`."""
     found = None if store is None else store.get(STORE_KEY)
     claim = Claim.from_dict(found)
     if found is None or claim is None or claim.key != key:
-        return None, ""
-    conn_id = found.get("conn_id")
-    return claim, conn_id if isinstance(conn_id, str) else ""
+        return Remembered(None)
+    where = (found.get(name) for name in ("conn_id", "server"))
+    return Remembered(claim, *(word if isinstance(word, str) else "" for word in where))
 
 
 def cleared_try(store: Any) -> int:

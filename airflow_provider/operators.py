@@ -34,12 +34,14 @@ from .memory import (
     MANIFEST_KEY,
     OUTAGE_KEY,
     STORE_KEY,
+    Remembered,
     add_past,
     cleared_try,
     keep_outcome,
     outcome,
     remember,
     remembered,
+    server_id,
     write_down,
 )
 from .outcome import codes, failure, for_good
@@ -49,6 +51,9 @@ from .triggers import USER_STATES, SingularityJobTrigger
 DeletionPolicy = Literal["never", "on_success", "always"]
 RETRY_AFTER_S = 30.0
 REMOVE_WAIT_S = 60.0
+_GONE_FOR_GOOD = (
+    f"that cluster is gone for good, remove {STORE_KEY!r} from the task's state store (tab Storage) and clear the task"
+)
 ORIGIN_WAIT_S = 20.0
 """How long the controller may take to see with what a new Job begins; it looks within a second or two."""
 
@@ -307,7 +312,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         key = TaskKey.of(ti)
         store = context.get("task_state_store")
         now = Try(ti.try_number, ti.max_tries, compat.clear_number(context), cleared_try(store))
-        record, made_with = remembered(store, key)
+        past = remembered(store, key)
+        record = past.claim
         kept = self._kept(store, now, record)
         if record is not None and kept is not None:
             return record, kept
@@ -319,12 +325,15 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
         namespace = self.namespace or default_namespace
         away = []
-        made_with = made_with or self.kubernetes_conn_id
+        made_with = past.conn_id or self.kubernetes_conn_id
         if record is not None and (made_with, record.namespace) != (self.kubernetes_conn_id, namespace):
             away = self._leave(store, look, record, made_with, namespace)
+            past = past._replace(server="")  # it has been looked for where it was made
             kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
             namespace = self.namespace or default_namespace
         owned = submission.owned_jobs(kube, namespace, key, {look.deployment})
+        if not owned:
+            self._require_same_server(store, past, kube.server)
         decision = look.decide(namespace, owned, record)
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
         for former in owned:
@@ -345,7 +354,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 start, told = start_point.choose(kube, store, self.start_from, claim, spec, config, away)
                 for line in told:
                     self.log.info("%s", line)
-                remember(store, claim, self.kubernetes_conn_id)  # not before: what was remembered leads to `away`
+                remember(store, claim, self.kubernetes_conn_id, kube.server)  # not before: it leads to `away`
             done = submission.submit(kube, spec, config, None if start is None else start.origin)
             claim = replace(claim, namespace=done.namespace, name=done.name, uid=done.uid)
             size = (
@@ -364,7 +373,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 given.name,
                 given.why,
             )
-        remember(store, claim, self.kubernetes_conn_id)
+        remember(store, claim, self.kubernetes_conn_id, kube.server)
         for name in submission.tidy(kube, claim, owned, ORIGIN_WAIT_S):
             self.log.info("Job %s stays until the controller has seen that Job %s begins with it", name, claim.name)
         if store is not None:
@@ -385,6 +394,18 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None
 
+    def _require_same_server(self, store: Any, past: Remembered, url: str) -> None:
+        """The Job is not there: raises SingularityProviderError if that may be because the connection leads elsewhere
+        now, and nobody has seen the Job's end."""
+        job, here = past.claim, server_id(url)
+        if job is None or job.uid is None or past.server in ("", here) or not here or outcome(store, job.uid):
+            return
+        raise SingularityProviderError(
+            f"Job {job.namespace}/{job.name} was made at another API server than the one to which connection "
+            f"{self.kubernetes_conn_id!r} leads now, and may run there: make the connection lead there again, or, if "
+            f"{_GONE_FOR_GOOD}"
+        )
+
     def _leave(self, store: Any, look: Look, record: Claim, made_with: str, namespace: str) -> list[Start]:
         """Connection or namespace is another one than that of the try before: what runs there is adopted there, or ends
         there. Returns what it came to, with the checkpoints that it leaves there.
@@ -396,10 +417,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         where = f"Job {name} was made with connection {made_with!r}, the task has {wanted!r} now"
         if made_with == wanted:
             where = f"Job {record.name} is in namespace {record.namespace}, the task has {namespace} now"
-        fix = (
-            f"make it answer, or, if that cluster is gone for good, remove {STORE_KEY!r} from the task's state store "
-            "(tab Storage) and clear the task"
-        )
+        fix = f"make it answer, or, if {_GONE_FOR_GOOD}"
         try:
             kube, _ = cluster.connect(made_with)
             owned = submission.owned_jobs(kube, record.namespace, look.key, {look.deployment})

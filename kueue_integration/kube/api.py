@@ -30,6 +30,9 @@ from .resources import (
 class Kube(abc.ABC):
     """The facade. Thread-safe. `namespace` None means all namespaces (list, watch) or a cluster-wide kind."""
 
+    server: str = ""
+    """URL of the API server, "" where it has none."""
+
     # --- primitives ---------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def get(self, kind: Kind, namespace: str | None, name: str) -> Object:

@@ -45,6 +45,7 @@ class ApiKube(Kube):
 
     def __init__(self, api_client: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._api = api_client
+        self.server = str(api_client.configuration.host)
         self._timeout_s = timeout_s
         self._pool: urllib3.PoolManager = api_client.rest_client.pool_manager
 
@@ -64,7 +65,7 @@ class ApiKube(Kube):
             headers["Content-Type"] = content_type
         params = [(key, str(value)) for key, value in (query or {}).items() if value is not None]
         self._api.update_params_for_auth(headers, params, ["BearerToken"])
-        url = self._api.configuration.host + path
+        url = self.server + path
         if params:
             url += "?" + urlencode(params)
         try:

@@ -17,6 +17,7 @@ from airflow_provider import cluster, start_point, taskflow
 from airflow_provider.exceptions import (
     ClusterUnreachableError,
     InvalidTrainingError,
+    SingularityProviderError,
     TrainingFailedError,
     TrainingTimeoutError,
 )
@@ -293,6 +294,36 @@ def test_with_another_connection_there_is_one_live_job(
     deferred = submit(airflow, operator(kubernetes_conn_id="b"))
     assert (len(kube.list(JOB, NAMESPACE)), len(other.list(JOB, NAMESPACE))) == ((0, 1) if cleared else (1, 0))
     assert deferred.trigger.conn_id == airflow.store["singularity_job"]["conn_id"] == ("b" if cleared else "a")
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_connection_that_leads_to_another_cluster_makes_no_second_job(
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch, cleared: bool, ended: bool
+) -> None:
+    """Its id is the same: the Job was said to be gone, and two trained."""
+    other = FakeKube(*copy.deepcopy(kube.objects()))
+    kube.server, other.server = "https://a", "https://b"
+    airflow = Airflow()
+    submit(airflow, operator())
+    where = {key: airflow.xcoms["job"][key] for key in ("namespace", "name", "uid")}
+    if ended:
+        event = {"status": "failed", "message": "exit code 3", "output_shown": True, "lineage": None, "job": where}
+        with pytest.raises(TrainingFailedError):
+            operator().execute_complete(airflow.context(), event)
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (other, "default"))
+    airflow.clear() if cleared else airflow.retry()
+    if ended:
+        submit(airflow, operator())
+    else:
+        with pytest.raises(SingularityProviderError, match="was made at another API server than the one to which conn"):
+            operator().execute(airflow.context())
+    assert len(other.list(JOB, NAMESPACE)) == ended
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (kube, "default"))
+    if not ended:
+        submit(airflow, operator())
+        assert len(kube.list(JOB, NAMESPACE)) == 1
+    assert "https" not in json.dumps(airflow.store["singularity_job"])
 
 
 def test_a_former_cluster_that_does_not_answer_keeps_the_task_from_a_second_job(
