@@ -20,8 +20,6 @@ from ..identity import Claim, TaskKey
 MOST = 200
 """Rows of each list at most; more are counted in `left_out`."""
 AMOUNTS = ("nominal", "used", "borrowed", "free", "available")
-_RAW = "; Kueue: "
-"""Kueue's own words follow, after the same in ours."""
 _NAMED = re.compile(r"was preempted by [^;]*")
 
 
@@ -91,12 +89,12 @@ def _row(claim: Workload, task: TaskKey | None) -> dict[str, Any]:
 
 def _why(claim: Workload) -> str:
     """The sentence of its tab. Who preempted it may be somebody else's job, and stands in another list."""
-    return _NAMED.sub("was preempted", claim.message.partition(_RAW)[0])
+    return _NAMED.sub("was preempted", claim.said)
 
 
 def _raw(claim: Workload) -> str:
     """Kueue's own words where ours do not say what is missing."""
-    return "" if claim.needs else claim.message.partition(_RAW)[2]
+    return "" if claim.needs else claim.raw
 
 
 def _line(line: quota.Line) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class Simulation:
         if action == "priority":
             self._prioritise(active, proposal)
         elif action == "resume":
-            active.change = Request("resume", by, "done", active.attempts, EPOCH + self.now)
+            active.change = Request("resume", by, "done", active.attempts, EPOCH + self.now, memory=proposal.memory)
             self._queue(active)
         elif action == "unpin":
             with self._out_of_its_queue(active):
@@ -239,7 +239,8 @@ class Simulation:
             active.avoid, active.pinned = frozenset(proposal.nodes), flavor_of(proposal) or active.pinned
             if action != "readmit":
                 pins = bool(flavor_of(proposal))
-                active.change = Request(action, by, "running", active.attempts, EPOCH + self.now, pins=pins)
+                now, memory = EPOCH + self.now, proposal.memory
+                active.change = Request(action, by, "running", active.attempts, now, pins=pins, memory=memory)
             active.moves.append(self.now)
             self._evict(active, MOVES[action])
         else:

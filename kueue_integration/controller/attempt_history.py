@@ -12,14 +12,15 @@ from proxy.protocol.messages import (
     Damage,
     Earlier,
     FailedRestore,
+    LastWords,
     Readmission,
     Skipped,
+    Unsaved,
     to_json,
 )
 
 from ..contract import attempt_records, job_names
 from ..kube import server_time
-from . import views
 from .snapshot import Job, Pod, Preemption, Workload, of_attempt, roster_text
 
 MAX_RECORDS = 50
@@ -37,7 +38,7 @@ MAX_SKIPPED = 3
 MAX_WHY = 240
 """Most characters of the reason why a checkpoint cannot be restored."""
 NO_CHECKPOINT = "no checkpoint"
-"""Every note about an attempt that ended without a checkpoint starts with this."""
+"""How notes begin about an attempt that ended without a checkpoint: for people, who also find it by this."""
 OUT_OF_MEMORY = "OutOfMemory"
 BROKEN = frozenset(("Deleted", OUT_OF_MEMORY))
 """`ended_by` of attempts that broke off without Kueue's doing."""
@@ -280,21 +281,26 @@ def readmitted(record: AttemptRecord, cause: Readmission, note: str) -> AttemptR
     return replace(noted(record, note), readmitted_for=cause)
 
 
-def noted(record: AttemptRecord, note: str) -> AttemptRecord:
-    """`record` with `note` added once, unless it already explains a missing checkpoint: the first explanation is the
-    best."""
-    if record.note and (NO_CHECKPOINT in record.note or note in record.note):
+def noted(record: AttemptRecord, note: str, cause: Unsaved = "") -> AttemptRecord:
+    """`record` with `note` added once, unless it already explains a missing checkpoint (`unsaved`): the first
+    explanation is the best. `cause`: of a note that explains one."""
+    if unsaved(record) or (record.note and note in record.note):
         return record
-    return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))
+    return replace(record, note=cut(f"{record.note}. {note}" if record.note else note), cause=cause or record.cause)
 
 
-def explained(record: AttemptRecord, ends: Sequence[str]) -> AttemptRecord:
+def unsaved(record: AttemptRecord) -> bool:
+    """Whether it is known why the attempt has no checkpoint."""
+    return record.cause not in ("", "ending")
+
+
+def explained(record: AttemptRecord, ends: Sequence[LastWords]) -> AttemptRecord:
     """`record` of an attempt that broke off or failed, with what its pods say (`snapshot.ends_of`).
 
     A kill for memory counts whenever it is seen: pods of other ranks, which end by it, may have been seen first.
     """
-    text = ends[0] if ends else ""
-    killed = views.NO_MEMORY in text
+    text = ends[0].text if ends else ""
+    killed = bool(ends) and ends[0].cause == "memory"
     failed = record.ended_by == "Failed"
     if not text or not (failed or (killed and record.ended_by in BROKEN)):
         return record

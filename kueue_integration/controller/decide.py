@@ -236,7 +236,8 @@ def _cause(
     for pod in own:
         # Until the Job controller has counted a failed pod, it may still decide that the whole Job has failed.
         if pod.phase == "Failed" and pod.counted:
-            return f"pod {pod.name} of attempt {record.attempt} was lost" + (f": {pod.end}" if pod.end else ""), None
+            how = f": {pod.end.text}" if pod.end else ""
+            return f"pod {pod.name} of attempt {record.attempt} was lost{how}", None
         if firsts[pod.index] is not pod or (roster is not None and pod.short_uid not in roster):
             return f"pod {pod.name} replaces a lost one of attempt {record.attempt}", None
         gone_at = pod.gone_at

@@ -8,10 +8,10 @@ have ended well: then the Job is about to be complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, Unsaved
 
 from ..contract import job_names
 from ..kube import server_time
@@ -26,6 +26,12 @@ SKEW_S = 2.0
 LOOK_AGAIN_S = 2.5
 """After a hold was ended: Kueue has asked again by then, or something is in its way; the Lease was renewed."""
 LONGEST_LOOK_S = 60.0
+
+
+_CAUSES: Mapping[str, Unsaved] = {
+    "unreadable": "unreadable", "no-pods": "no-pods", "deadline": "deadline", "overdue": "deadline",
+}  # fmt: skip
+"""Why a hold was released -> why there is no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def _too_late(record: AttemptRecord | None, deadline: float, budget: float) -> s
     cause = "no step boundary was reached"
     if record is not None and record.barrier_at is not None and record.barrier_at >= (asked or 0):
         cause = "the ranks had stopped, but the checkpoint was not written in time"
-    elif record is not None and record.note is not None and attempt_history.MAY_END in record.note:
+    elif record is not None and record.cause == "ending":
         cause = "some ranks had finished, the others did not finish in time"
     return f"{attempt_history.NO_CHECKPOINT} within {seconds:.0f} s: {cause}"
 
@@ -149,7 +155,7 @@ def _release(
 ) -> ReleaseHold:
     change: dict[str, str | None] = {job_names.ANN_HOLD: job_names.HOLD_RELEASED}
     if record is not None:
-        kept = attempt_history.noted(record, note)
+        kept = attempt_history.noted(record, note, _CAUSES[why])
         change.update(attempt_history.stored(attempt_history.with_last(history, kept), by))
     # No time is lost when a budget ends, as a thousand may at once: the policy lets the suspend through by then anyway.
     guard = Guard.JOB_VERSION if why == "deadline" else Guard.JOB_VERSION | Guard.FRESH_READS

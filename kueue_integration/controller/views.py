@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.protocol import exit_codes
+from proxy.protocol import decode, exit_codes
+from proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
 
 from ..contract import job_names, kinds
 from ..kube import devices, server_time
@@ -19,8 +20,6 @@ from ..kube.resources import Object, condition, is_true, label
 
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
-NO_MEMORY = "out of memory"
-"""How the launcher begins (`proxy.launcher.memory`)."""
 _PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
 
 
@@ -88,11 +87,12 @@ def phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase", "Pending"))
 
 
-def end_of(pod: Object) -> str:
-    """How the first of the pod's containers that was not asked to end has ended, for people; "" if there is none.
+def end_of(pod: Object) -> LastWords | None:
+    """How the first of the pod's containers that was not asked to end has ended; None if there is none.
 
     The launcher leaves its message in the container's termination message. If the kernel kills the whole container
-    (cgroup v2), no process is left to do so, and the node reports the end.
+    (cgroup v2), no process is left to do so, and the node reports the end. A message that is none of the launcher's is
+    text without a cause.
     """
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (status.get("state") or {}).get("terminated") or {}
@@ -101,11 +101,14 @@ def end_of(pod: Object) -> str:
         row = exit_codes.of(code)
         if not text and not row.reads:
             continue
-        if ended.get("reason") == "OOMKilled" and NO_MEMORY not in text:
+        said = decode.message(LastWords, text, LAST_WORDS_BYTES)
+        found = LastWords(text) if isinstance(said, decode.Unreadable) else said
+        if ended.get("reason") == "OOMKilled" and found.cause != "memory":
             limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
-            text = f"{NO_MEMORY}: the kernel killed it" + (f", the limit of the container is {limit}" if limit else "")
-        return text or f"it ended with code {code}: {row.reads}"
-    return ""
+            more = f", the limit of the container is {limit}" if limit else ""
+            return LastWords(f"out of memory: the kernel killed it{more}", "memory")
+        return replace(found, text=found.text.strip() or f"it ended with code {code}: {row.reads}")
+    return None
 
 
 def gone_at(pod: Object) -> float | None:

@@ -58,11 +58,18 @@ class Phase(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Classified:
-    """`reason` is a CamelCase word of Kubernetes or Kueue (or ours), `message` a sentence for people."""
+    """`reason` is a CamelCase word of Kubernetes or Kueue (or ours)."""
 
     phase: Phase
     reason: str
-    message: str
+    said: str
+    """A sentence for people,"""
+    raw: str = ""
+    """and what Kueue itself says to it."""
+
+    @property
+    def message(self) -> str:
+        return f"{self.said}; Kueue: {self.raw}" if self.raw else self.said
 
 
 OUT_OF_RETRIES = "InfrastructureRetriesExceeded"
@@ -221,7 +228,7 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord], position:
         return Classified(Phase.SUSPENDED, reason, f"{words}; {state}; {_reactivate(workload, reason)}")
     # Kueue leaves Evicted on True until the Workload has quota again: all that time it waits in the queue.
     told = [words, state, _goes_on(workload, reason), *_wanting(workload, position)]
-    return Classified(Phase.PREEMPTED, reason, "; ".join(told))
+    return Classified(Phase.PREEMPTED, reason, "; ".join(told), _raw(workload))
 
 
 def _saving(seen: attempt_records.ProgressNote | None, attempt: int) -> str:
@@ -248,13 +255,17 @@ def _reactivate(workload: _Obj, reason: str) -> str:
 
 
 def _wanting(workload: _Obj, position: Position | None) -> list[str]:
-    """What a Workload in the queue lacks, where it stands, and Kueue's own words about it."""
-    found = condition(workload, "QuotaReserved") or {}
-    if found.get("status") == "True":
+    """What a Workload in the queue lacks, and where it stands."""
+    if is_true(workload, "QuotaReserved"):
         return []
-    message = str(found.get("message") or "")
-    told = (shortage.sentence(shortages(workload)), str(position or ""), f"Kueue: {message}" if message else "")
+    told = (shortage.sentence(shortages(workload)), str(position or ""))
     return [words for words in told if words]
+
+
+def _raw(workload: _Obj) -> str:
+    """Kueue's own words about a Workload in the queue."""
+    found = condition(workload, "QuotaReserved") or {}
+    return "" if found.get("status") == "True" else str(found.get("message") or "")
 
 
 def _goes_on(workload: _Obj, reason: str) -> str:
@@ -318,7 +329,7 @@ def _waiting(workload: _Obj, past: Sequence[AttemptRecord], position: Position |
     if again:
         said.append(f"Kueue looks at it again at {again}")
     said += _wanting(workload, position)
-    return Classified(Phase.PREEMPTED if past else Phase.QUEUED, reason, "; ".join(said))
+    return Classified(Phase.PREEMPTED if past else Phase.QUEUED, reason, "; ".join(said), _raw(workload))
 
 
 def of_workload(workload: _Obj) -> Classified:

@@ -72,6 +72,10 @@ class Claim:
     phase: str
     reason: str
     message: str
+    """All that is known about it, in words: those of ours,"""
+    said: str = ""
+    raw: str = ""
+    """and Kueue's own, "" where it says nothing."""
     needs: str = ""
     """What is missing in which flavor, in words."""
     holds: Amounts | None = None

@@ -130,6 +130,8 @@ def claim(workload: Object, job: Object | None) -> Claim | None:
         phase=_word(state.phase, job),
         reason=state.reason,
         message=state.message,
+        said=state.said,
+        raw=state.raw,
         needs=shortage.sentence(phase.shortages(workload)),
         holds=quota.usage(workload) if reserved else None,
         asks={} if reserved else quota.requests(workload),

@@ -95,6 +95,8 @@ class Request:
     """migrate: it names the flavor to stay on."""
     frees: bool = False
     """migrate: it only says that the job may go to other places at its next start. Nothing stops for it."""
+    memory: tuple[str, ...] = ()
+    """What the policy that made it wanted to find again."""
 
     @property
     def moves(self) -> bool:

@@ -41,6 +41,8 @@ class Proposal:
     """resize: the job that is to take what this one gives. It is in vain while that one may not move."""
     urgent: bool = False
     """What the job runs on is about to go: it waits for no other move of its cohort."""
+    memory: tuple[str, ...] = ()
+    """pause, resume: what the policy finds again in the job's last request."""
     asked: bool = False
     """It does what somebody has asked for, and waits for."""
 

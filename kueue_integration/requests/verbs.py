@@ -213,7 +213,7 @@ def ask(
 
 
 def _same(one: JobRequest, other: JobRequest) -> bool:
-    return replace(one, id="", at=0.0, by="") == replace(other, id="", at=0.0, by="")
+    return replace(one, id="", at=0.0, by="", memory=[]) == replace(other, id="", at=0.0, by="", memory=[])
 
 
 def result_of(job: Object, request: JobRequest) -> Result:

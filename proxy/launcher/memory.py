@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
+from ..protocol.messages import EndCause, last_words
+
 CGROUP: Final = Path("/sys/fs/cgroup")
 TERMINATION_LOG: Final = Path("/dev/termination-log")
 """What is written here is `message` of the container's end in the pod's status."""
@@ -47,8 +49,8 @@ def sentence(cgroup: Path = CGROUP) -> str:
     return f"out of memory: the kernel killed it, the limit of the container is {bytes_ / (1 << 20):.0f} MiB"
 
 
-def note(text: str, path: Path = TERMINATION_LOG) -> None:
-    """Leave `text` for the pod's status, where there is a place for it."""
+def note(text: str, cause: EndCause, path: Path = TERMINATION_LOG) -> None:
+    """Leave `text` and `cause` for the pod's status, where there is a place for it."""
     with contextlib.suppress(OSError):
         if path.exists():
-            path.write_text(text)
+            path.write_text(last_words(text, cause))

@@ -167,7 +167,7 @@ class Supervisor:
     def _give_up(self, error: LauncherError) -> Callable[[], None]:
         def act() -> None:
             say(str(error))
-            memory.note(str(error))
+            memory.note(str(error), "platform")
             if isinstance(error, RestoreError):
                 self.outbox.put(LauncherEvent("restore_failed", code=error.exit_code, message=str(error)))
             self.ended = error.exit_code
@@ -289,7 +289,7 @@ class Supervisor:
                 if code and not peer and not self._noted:
                     self._noted = True
                     said = last_words.of_file(self.paths.log(rank)) if not why else ""
-                    memory.note(f"{text}: {said}" if said else text)
+                    memory.note(f"{text}: {said}" if said else text, "memory" if why else "program")
                 self.outbox.put(LauncherEvent("exited", rank=rank, code=code, message=why))
                 if code and self._failed_at is None:
                     self._failed_at = time.monotonic()

@@ -210,6 +210,15 @@ class Gpus(Record):
     """The first few pods whose GPUs had something wrong."""
 
 
+EndCause = Annotated[Literal["", "memory", "program", "platform"], Grows("")]
+"""What has ended a container. `memory`: the kernel, because a limit or the node had no room; `program`: a rank ended by
+itself; `platform`: the launcher gave up, its exit code says at what. "": nobody has said."""
+Unsaved = Annotated[Literal["", "unreadable", "no-pods", "deadline", "failed", "ending"], Grows("failed")]
+"""Why an attempt ended without a checkpoint, though it was asked for one. `unreadable`: its records; `no-pods`: not all
+of its pods ran; `deadline`: that came first; `failed`: the pods said that they cannot. `ending`: some ranks have ended
+and the others may follow, so nothing is decided. "": it has one, or nobody asked."""
+
+
 @dataclass(frozen=True)
 class Earlier(Record):
     """Attempts that are kept as numbers only: a Job has no room for all of them."""
@@ -271,7 +280,8 @@ class AttemptRecord(Record):
     skipped: list[Skipped] = field(default_factory=list)
     """Newer checkpoints than that one, which cannot be restored; newest first, the first few."""
     note: str | None = None
-    """A sentence for the user about its end, if anything is unusual."""
+    """A sentence for the user about its end, if anything is unusual. No code depends on it."""
+    cause: Unsaved = ""
     held: bool = False
     """Its hold was armed at the start."""
     readmitted_for: Readmission | None = None
@@ -344,6 +354,8 @@ class JobRequest(Record):
     """resize: to more workers now, without a wait for their quota; whoever asks has seen that it is free."""
     lose_work: bool | None = None
     """pause, migrate, resize: stop a running attempt also if it cannot be saved."""
+    memory: list[str] = field(default_factory=list)
+    """For the policy that asks: what it wants to know when it looks at its own request later."""
 
 
 @dataclass(frozen=True)
@@ -666,6 +678,27 @@ class DamageReport:
     job: str
     attempt: int
     damaged: list[Damage]
+
+
+# --- launcher -> controller, in the pod's status ------------------------------------------------------------------
+LAST_WORDS_BYTES: Final = 4096
+"""Limit of a termination message, which the kubelet cuts."""
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """How the training container has ended: its termination message."""
+
+    text: str
+    """For people, with the user's program's own words: no code depends on it."""
+    cause: EndCause = ""
+
+
+def last_words(text: str, cause: EndCause) -> str:
+    """JSON of LastWords, which fits: of a long text the end is missing."""
+    while len((found := to_json(LastWords(text, cause))).encode()) > LAST_WORDS_BYTES:
+        text = text[: len(text) * 9 // 10]
+    return found
 
 
 # --- launcher -> `singularityctl doctor` --------------------------------------------------------------------------

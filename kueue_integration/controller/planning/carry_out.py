@@ -151,4 +151,4 @@ def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:
     theirs = last is not None and last.op == "pause" and not policy_of(last.by)
     if proposal.action == "resume" and (last is None or last.op == "resume" or theirs):
         raise RequestRefusedError(("request", "resume", "it is not paused any more"))
-    return request
+    return replace(request, memory=list(proposal.memory))

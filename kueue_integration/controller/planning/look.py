@@ -233,12 +233,13 @@ def _request(exchange: Exchange) -> planned.Request | None:
     if request is None:
         return None
     answer: RequestStatus | None = exchange.answer
+    memory = tuple(request.memory)
     pins = request.flavor is not None
     frees = request.op == "migrate" and not pins and not request.node
     if answer is None:
-        return planned.Request(request.op, request.by, "asked", pins=pins, frees=frees)
+        return planned.Request(request.op, request.by, "asked", pins=pins, frees=frees, memory=memory)
     at = answer.finished_at if answer.finished_at is not None else answer.at
-    return planned.Request(request.op, request.by, answer.state, answer.attempt, at, pins, frees)
+    return planned.Request(request.op, request.by, answer.state, answer.attempt, at, pins, frees, memory)
 
 
 def _node(raw: Object, conditions: Sequence[str], taints: Sequence[str]) -> model.Node:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from proxy.protocol import exit_codes
-from proxy.protocol.messages import AttemptRecord, PodGpus
+from proxy.protocol.messages import AttemptRecord, LastWords, PodGpus
 
 from ...contract import attempt_records, kinds
 from ...jobs import gpu_words
@@ -18,7 +18,6 @@ from ...kube import server_time
 from ...kube.resources import Object
 from ...planner.job import JobKey
 from ...planner.model import Symptom
-from .. import views
 from ..cache import World
 from ..forever import Skips
 from ..snapshot import Pod, of_attempt
@@ -72,16 +71,16 @@ def failures(job: JobKey, pods: Sequence[Pod], now: float) -> list[tuple[Key, Sy
         code = _code(pod.raw)
         if pod.phase != "Failed" or pod.deleting or not pod.node or code is None or code in NOBODYS or _moved(pod.raw):
             continue
-        words = pod.end or exit_codes.of(code).reads
+        words = pod.end.text if pod.end else exit_codes.of(code).reads
         beside = {str(p.node) for p in pods if p.node and p.attempt == pod.attempt} - {str(pod.node)}
-        at, kind = _ended_at(pod.raw, now), _kind(code, words)
+        at, kind = _ended_at(pod.raw, now), _kind(code, pod.end)
         symptom = Symptom(str(pod.node), at, job, pod.attempt or 0, kind, words, frozenset(beside))
         found.append((("pod", str(pod.raw["metadata"].get("uid"))), symptom))
     return found
 
 
-def _kind(code: int, words: str) -> Literal["program", "memory", "machine"]:
-    if views.NO_MEMORY in words:
+def _kind(code: int, end: LastWords | None) -> Literal["program", "memory", "machine"]:
+    if end is not None and end.cause == "memory":
         return "memory"
     return "machine" if code in (exit_codes.KILLED, exit_codes.PROTOCOL) else "program"
 

@@ -277,7 +277,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if record is not None:
         note = record.note
-        if note and attempt_history.NO_CHECKPOINT in note:
+        if note and attempt_history.unsaved(record):
             note = attempt_history.cut(f"{note.split(';')[0]}; a checkpoint was taken within the pods' grace period")
         made_none = record.first_step is not None and message.last_step < record.first_step
         done = replace(
@@ -287,6 +287,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
             last_step=None if made_none else message.last_step,
             checkpoint=new.id,
             note=note,
+            cause="",
         )
         change.update(attempt_history.stored(attempt_history.with_last(history, done)))
         change.update(attempt_phases.told(job, message.attempt, save=message.save))
@@ -360,7 +361,9 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         note = f"{message.message.rstrip('. ')}; {attempt_history.MAY_END}"
         if record is not None and note not in (record.note or ""):
             change.update(
-                attempt_history.stored(attempt_history.with_last(history, attempt_history.noted(record, note)))
+                attempt_history.stored(
+                    attempt_history.with_last(history, attempt_history.noted(record, note, "ending"))
+                )
             )
         return change or None
     if asked:
@@ -372,7 +375,7 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         text = message.message.rstrip(". ")
         restart = attempt_history.restart_point(required(seen_job.checkpoint))
         note = f"{attempt_history.NO_CHECKPOINT}{within}: {text}; {restart}"
-        seen = attempt_history.noted(record, note)
+        seen = attempt_history.noted(record, note, "failed")
         if seen != record:
             change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     return change or None

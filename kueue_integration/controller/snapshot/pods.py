@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proxy.protocol import decode
-from proxy.protocol.messages import to_json
+from proxy.protocol.messages import LastWords, to_json
 
 from ...contract import attempt_records, job_names
 from ...contract.annotation_values import readable, whole
@@ -41,7 +41,7 @@ class Pod:
     counted = Part(lambda raw: TRACKING_FINALIZER not in (raw["metadata"].get("finalizers") or ()))
     """The Job controller has counted it."""
     end = Part(views.end_of)
-    """How it ended, for people, if nobody had asked it to; else ""."""
+    """How it ended, if nobody had asked it to."""
 
     @classmethod
     def parse(cls, raw: Object) -> Pod:
@@ -81,9 +81,9 @@ def ranks_ended(job: Job, pods: Iterable[Pod]) -> bool:
     return any(pod.phase == "Succeeded" and pod.created > job.created for pod in pods)
 
 
-def ends_of(pods: Iterable[Pod]) -> list[str]:
+def ends_of(pods: Iterable[Pod]) -> list[LastWords]:
     """How those of the pods have ended that were not asked to, one killed for memory first."""
-    return sorted((pod.end for pod in pods if pod.end), key=lambda text: views.NO_MEMORY not in text)
+    return sorted((pod.end for pod in pods if pod.end), key=lambda end: end.cause != "memory")
 
 
 def roster_text(pods: Iterable[Pod], number: int, count: int) -> str | None:

@@ -9,7 +9,7 @@ priority that have trained for a quantum are paused, the one that has run longes
 Kueue's to preempt.
 
 Kueue may leave a Workload waiting though there is quota for it: no node suits it, say. Then parked jobs go on, and
-nobody is paused for it again. The reasons of later requests name it, so that a restart does not forget it.
+nobody is paused for it again. Later requests remember it (`Proposal.memory`), so that a restart does not forget it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..proposals import Proposal
 NAME = "timeSharing"
 STUCK_S = 60.0
 """Seconds in which Kueue admits whoever fits. It is not about to admit one that still waits then."""
-UNSERVED = "; Kueue leaves waiting though there was room: "
-"""Stands in a reason before the names of those, two at most."""
+MOST_UNSERVED = 2
+"""Names in a request."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,13 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], quan
     turn = next((t for t in turns if t.parked is not None or t.name not in unserved), None)
     if turn is None:
         return
-    told = f"{UNSERVED}{', '.join(sorted(unserved)[:2])}" if unserved else ""
+    memory = tuple(sorted(unserved)[:MOST_UNSERVED])
+    told = f"; Kueue leaves waiting though there was room: {', '.join(memory)}" if memory else ""
     if quota.fits(turn.workload.asks, queue.groups, free if turn.parked is None else quotas.own_room(snapshot, queue)):
         if turn.parked is not None:  # in Kueue's queue it can also have back what the cohort has borrowed
             waited = snapshot.now - turn.since
-            yield Proposal("resume", turn.parked.key, f"its turn, after {waited:.0f} s in the store{told}", 0.0, NAME)
+            reason = f"its turn, after {waited:.0f} s in the store{told}"
+            yield Proposal("resume", turn.parked.key, reason, 0.0, NAME, memory=memory)
         return  # Kueue admits who waits by itself
     room = quotas.with_own(free, _leaving(snapshot, queue, jobs))
     if quota.fits(turn.workload.asks, queue.groups, room):
@@ -86,7 +88,7 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], quan
         assert victim.runs_since is not None
         ran, waited = snapshot.now - victim.runs_since, snapshot.now - turn.since
         reason = f"its turn is over after {ran:.0f} s: {turn.workload.name[:60]} has waited {waited:.0f} s{told}"
-        yield Proposal("pause", victim.key, reason, quantum_s * victim.devices, NAME)
+        yield Proposal("pause", victim.key, reason, quantum_s * victim.devices, NAME, memory=memory)
 
 
 def _turns(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job]) -> Iterator[_Turn]:
@@ -110,12 +112,12 @@ def _idle_since(job: Job) -> float:
 def _unserved(
     snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], turns: Sequence[_Turn], free: Room
 ) -> Collection[str]:
-    """Names of those that wait though they fit, or did so before: by what this policy has written then."""
+    """Names of those that wait though they fit, or did so before: by what this policy has noted then."""
     told = {
         name
         for job in jobs
         if job.change is not None and job.change.policy == NAME
-        for name in job.change.by.partition(UNSERVED)[2].split(", ")
+        for name in job.change.memory
     }
     waiting, changed = [t for t in turns if t.parked is None], max(_last_change(snapshot, queue), default=0.0)
     late = [t for t in waiting if snapshot.now - max(t.queued, changed) >= STUCK_S]

@@ -25,8 +25,6 @@ LARGEST_GHOST = 0xFFFFF000
 DUMP_LOG = "dump.log"
 RESTORE_LOG = "restore.log"
 WAS_KILLED = "was killed (SIGKILL)"
-STOOD_STILL = "stood still"
-LATE = "did not end within"
 LATE_S = 20.0
 """How long CRIU may still run after its time limit: a kill in the middle of a dump would leave broken ranks."""
 
@@ -82,6 +80,10 @@ class Criu:
         )  # fmt: skip
 
 
+class Late(str):
+    """Words about a tool that was given up for the time that it took, and not for what it found."""
+
+
 def run(
     slot: Slot,
     argv: Sequence[str],
@@ -90,7 +92,8 @@ def run(
     connect: str = "",
     still: Standstill | None = None,
 ) -> str:
-    """Run CRIU inside a slot (see `Slot.run`). "" when it succeeded, else what happened. Raises SlotError.
+    """Run CRIU inside a slot (see `Slot.run`). "" when it succeeded, else what happened: `Late` if it was given up for
+    the time that it took. Raises SlotError.
 
     :param still: ends the wait as soon as it is over
     """
@@ -104,9 +107,9 @@ def run(
             return WAS_KILLED
         raise
     if ended is None and still is not None and still.over():
-        return f"{STOOD_STILL} for {still.still_s:.0f} s: no CPU time was used, nothing was read"
+        return Late(f"stood still for {still.still_s:.0f} s: no CPU time was used, nothing was read")
     if ended is None or time.monotonic() - began > limit_s:
-        return f"{LATE} {limit_s:.0f} s"
+        return Late(f"did not end within {limit_s:.0f} s")
     if ended.code == 128 + signal.SIGKILL:
         return WAS_KILLED
     return f"ended with {ended.code}: {ended.said[-500:]}" if ended.code else ""

@@ -179,7 +179,7 @@ def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, 
         told = [text for text in pool.map(lambda slot: _restore_rank(plan, paths, tool, slot), slots.values()) if text]
     if told:
         why = memory.kills_since(killed)
-        late = all(criu.STOOD_STILL in text or criu.LATE in text for text in told)
+        late = all(isinstance(text, criu.Late) for text in told)
         raise RestoreError("; ".join([*told, *filter(None, [why])]), exit_codes.LOST if late else None)
 
 
@@ -213,7 +213,8 @@ def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
     except SlotError as error:  # the rank's first process has ended while it was restored
         problem = f"was cut short: {error}"
     if problem:
-        return f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
+        text = f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
+        return criu.Late(text) if isinstance(problem, criu.Late) else text
     privileges.check(slot.rank, slot.proc)
     _adopt_oom_score(slot)
     return _retake_locks(tool.tools, slot, images)

@@ -14,6 +14,7 @@ from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseH
 from kueue_integration.controller.decide import STUCK_S
 from kueue_integration.jobs.status import summarise
 from proxy.protocol import names
+from proxy.protocol.messages import last_words
 
 NOW = T0 + 100
 
@@ -104,6 +105,7 @@ def test_a_lost_pod_breaks_the_attempt_once_the_job_controller_has_counted_it():
 
 
 KILLED = "out of memory: the kernel killed it"
+TORCH = "rank 1 ended with code 75: torch.OutOfMemoryError: CUDA out of memory (train.py:9 in main)"
 KERNEL = f"rank 1 ended with code 137: {KILLED}, the limit of the container is 256 MiB"
 
 
@@ -119,7 +121,11 @@ def ended(index, code, reason="Error", message="", limit=None):
 @pytest.mark.parametrize(
     ("pod", "ended_by", "said"),
     [
-        (ended(1, 137, message=KERNEL), "OutOfMemory", KERNEL),
+        (ended(1, 137, message=last_words(KERNEL, "memory")), "OutOfMemory", KERNEL),
+        (ended(1, 75, message=last_words(TORCH, "program")), "Deleted", TORCH),
+        (ended(1, 75, message=TORCH), "Deleted", TORCH),
+        (ended(1, 75, message='{"text": "a newer agent", "cause": "gpu", "xid": 79}'), "Deleted", "a newer agent"),
+        (ended(1, 137, "OOMKilled", TORCH), "OutOfMemory", KILLED),
         (ended(1, 137, "OOMKilled", limit="1Gi"), "OutOfMemory", f"{KILLED}, the limit of the container is 1Gi"),
         (ended(1, 137, "OOMKilled"), "OutOfMemory", KILLED),
         (ended(1, 137), "Deleted", "it ended with code 137: it was killed (SIGKILL)"),
@@ -143,7 +149,7 @@ def test_a_kill_for_memory_that_is_seen_after_its_consequences_is_told_too():
     first = RUNS.with_pods(other, scene.pod(1)).look().action
     assert scene.stored(first.job_annotations)[0].ended_by == "Deleted"
     evicted = RUNS.after(first.job_annotations).evicted("AdmissionCheck", "at our request", 60.0)
-    one = evicted.with_pods(other, ended(1, 137, message=KERNEL))
+    one = evicted.with_pods(other, ended(1, 137, message=last_words(KERNEL, "memory")))
     told = one.look().action
     assert isinstance(told, RecordHistory)
     record = scene.stored(told.job_annotations)[0]
@@ -167,7 +173,7 @@ def test_a_job_that_failed_says_how_its_pod_ended():
 def test_a_preemption_stays_one_whatever_its_pods_end_with():
     record = scene.record(evicted_at=T0 + 40, ended_by="Preempted", released_at=T0 + 41)
     one = a_job().in_attempt(record).preempted(40.0)
-    found = one.with_pods(scene.pod(0), ended(1, 137, message=KERNEL)).look().action
+    found = one.with_pods(scene.pod(0), ended(1, 137, message=last_words(KERNEL, "memory"))).look().action
     assert not isinstance(found, RecordHistory)
 
 

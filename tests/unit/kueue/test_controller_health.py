@@ -17,7 +17,7 @@ from kueue_integration.errors import Forbidden
 from kueue_integration.kube.resources import EVENT, JOB, NODE, POD
 from kueue_integration.planner.settings import Health, PlannerSettings
 from kueue_integration.requests import user_requests
-from proxy.protocol.messages import Gpus, PodGpus
+from proxy.protocol.messages import Gpus, PodGpus, last_words
 
 NOW = T0 + 500
 TRACE = "rank 0 ended with code 1: ValueError: bad (train.py:1 in main)"
@@ -40,7 +40,8 @@ def told(*pods: Any) -> list[tuple[str, str, float]]:
     ("code", "message", "kind"),
     [
         (1, TRACE, "program"), (2, "", "program"), (139, "", "program"), (137, "", "machine"), (70, "", "program"),
-        (71, "no permission", "machine"), (137, "rank 1 ended with code 137: out of memory: the kernel ...", "memory"),
+        (71, "no permission", "machine"), (137, last_words("the kernel ...", "memory"), "memory"),
+        (75, last_words("rank 1 ended with code 75: CUDA out of memory", "program"), "program"),
         (143, "", None), (81, "store is away", None), (82, "", None), (0, "", None),
     ],
 )  # fmt: skip

@@ -132,15 +132,17 @@ def test_who_was_parked_goes_on_when_kueue_leaves_the_oldest_waiting_though_it_f
 @pytest.mark.parametrize("policy", [time_sharing.NAME, "tidy"])
 def test_nobody_is_paused_again_for_one_that_kueue_leaves_waiting(policy):
     stuck, other = scene.waiting("stuck", since=NOW - 300), scene.waiting("other", since=NOW - 200)
-    told = f"{BY}{policy}: its turn{time_sharing.UNSERVED}team/job-gone, team/job-stuck"
-    back = scene.job("back", change=Request("resume", told, "done", 1, NOW - 2000))
+    told = ("team/job-gone", "team/job-stuck")
+    turn = Request("resume", f"{BY}{policy}: its turn", "done", 1, NOW - 2000, memory=told)
+    back = scene.job("back", change=turn)
     paused = turns(back, stuck)
     assert paused == ([] if policy == time_sharing.NAME else [("pause", "back", 1200)])
     seen = scene.snapshot(back, stuck, other, queues=(scene.queue(devices=2),))
     (pause,) = time_sharing.propose(seen, QUANTUM)
     whom = "other" if policy == time_sharing.NAME else "stuck"
     assert pause.reason.startswith(f"its turn is over after 980 s: job-{whom} has waited")
-    assert pause.reason.endswith("team/job-stuck") == (policy == time_sharing.NAME), "it is not forgotten"
+    assert pause.reason.endswith("team/job-stuck") == (policy == time_sharing.NAME)
+    assert pause.memory == (("team/job-stuck",) if policy == time_sharing.NAME else ()), "it is not forgotten"
 
 
 def test_who_was_paused_by_a_user_waits_since_it_was_queued_again_and_who_was_parked_keeps_its_place():

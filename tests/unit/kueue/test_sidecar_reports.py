@@ -255,6 +255,7 @@ def test_without_a_hold_a_commit_in_the_grace_period_counts_too():
 
 def test_a_commit_after_the_deadline_is_taken_and_said():
     late = scene.record(evicted_at=T0 + 30, ended_by="Preempted", note="no checkpoint within 30 s: x; restarts from y")
+    late = replace(late, cause="deadline")
     change = reports.commit(job(late, **{job_names.ANN_HOLD: "released"}), commit_of(scene.checkpoint()), NOW)
     (record,) = scene.stored(change)
     assert record.note == "no checkpoint within 30 s: x; a checkpoint was taken within the pods' grace period"
@@ -378,7 +379,7 @@ def test_a_failure_at_the_deadline_says_how_long_was_waited():
 
 
 def test_the_first_account_of_a_missing_checkpoint_stays():
-    told = scene.record(evicted_at=T0 + 30, note="no checkpoint within 30 s: told")
+    told = scene.record(evicted_at=T0 + 30, note="no checkpoint within 30 s: told", cause="deadline")
     change = reports.failure(job(told, **{job_names.ANN_HOLD: "released"}), failure_of(), NOW) or {}
     assert set(change) == {job_names.ANN_SAVEABLE}
 

@@ -17,8 +17,10 @@ DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "links": ({"docs/a.md": "[x](../no.py#L3) [y](b.svg)", "docs/b.svg": ""}, ["../no.py"]),
     "named_tests": ({f"docs/{page}": "`test_no.py`" for page in checks.NAMES_TESTS}, ["test_no.py"] * 4),
     "pictures": ({"docs/a.svg": PICTURE}, ["<title>", "white ground", "dark pages", "https://a.org/b"]),
-    "prose": ({"proxy/a.py": "x == 'a b'\nf'{z} is over' in y\ny.startswith(('a', 'went away'))\ny == 'one'\n"},
-              ["'a b'", "' is over'", "'went away'"]),
+    "prose": ({"proxy/a.py": "x == 'a b'\nf'{z} is over' in y\ny.startswith(('a', 'went away'))\ny == 'one'\n",
+               "proxy/b.py": "A = 'all gone'\nB: str = 'b'\nx == A\nx == B\n",
+               "proxy/c/d.py": "from .. import b\nfrom ..b import A as C\nfrom e import A\nb.A in x\nx == C\nx == A\n"},
+              ["'a b'", "' is over'", "'went away'", "b.py", "d.py", "d.py"]),
     "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
                      for name, top in checks.ERROR_TREES.items()}, ["should draw", "Other is not below"] * 7),
     "borrowed_helpers": ({"tests/e2e/world.py": "", "tests/unit/test_a.py": "import world"}, ["world lies in another"]),

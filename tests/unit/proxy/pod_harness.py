@@ -232,9 +232,9 @@ class Pod:
     def log(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def said(self) -> str:
+    def said(self) -> messages.LastWords:
         """What the pod's status would have as the message of the container's end."""
-        return (self.folder / "said").read_text()
+        return messages.from_json(messages.LastWords, (self.folder / "said").read_text(), messages.LAST_WORDS_BYTES)
 
     def image(self, checkpoint_id: str, rank: int) -> Path:
         return self.volumes / "images" / checkpoint_id / f"rank-{rank}"

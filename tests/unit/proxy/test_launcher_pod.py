@@ -238,6 +238,7 @@ def test_a_rank_that_needs_more_memory_than_there_is(run: Make, memory_256m: Pat
     first = next(e for e in pod.sidecar.events if e.kind == "exited" and e.code == 137)
     assert first.message == "out of memory: the kernel killed it, the limit of the container is 256 MiB"
     assert f"rank {first.rank} ended with code 137: out of memory" in pod.log()
+    assert pod.said() == messages.LastWords(f"rank {first.rank} ended with code 137: {first.message}", "memory")
 
 
 def test_a_rank_that_is_killed_for_another_reason(run: Make) -> None:

@@ -158,7 +158,8 @@ def test_a_criu_that_stands_still_loses_the_attempt_and_the_next_one_goes_on(run
     assert (code, action(failure_rules(), code)) == (exit_codes.LOST, "Ignore"), stuck.log()
     event = stuck.wait_event_after_end("restore_failed")
     assert "rank 0: CRIU restore stood still for 2 s: no CPU time was used, nothing was read" in event.message
-    assert event.code == exit_codes.LOST and event.message.split(".")[0] in stuck.said()
+    assert event.code == exit_codes.LOST and event.message.split(".")[0] in stuck.said().text
+    assert stuck.said().cause == "platform"
     (tmp_path / "shared/stop").unlink()
     counts_on(run("new", restore([0], 1), lambda p: p.bring(old, "c", 0)), at)
 

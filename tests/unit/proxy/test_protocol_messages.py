@@ -106,6 +106,15 @@ def test_any_text_is_a_message_or_a_message_error(text: str) -> None:
             assert cls.__name__ in str(error)
 
 
+@given(st.text(max_size=9000))
+def test_last_words_fit_into_a_termination_message(text: str) -> None:
+    for long in (text, text * 50, '"\\n显' * 3000):
+        said = m.last_words(long, "program")
+        assert len(said.encode()) <= m.LAST_WORDS_BYTES
+        found = m.from_json(m.LastWords, said)
+        assert found.cause == "program" and len(found.text) >= min(len(long), 600)
+
+
 def test_booleans_are_not_numbers_and_integers_are_floats() -> None:
     ref = {"seq": 1, "op": "checkpoint", "reason": "r", "remaining_s": 5}
     assert _typed(m.Command, ref).remaining_s == 5.0

@@ -270,7 +270,7 @@ def test_what_one_of_two_ranks_raises_is_the_cause(pod: Make) -> None:
     made = pod("raises", fresh([0, 1], 2, free_port()), "raise").start()
     assert made.wait(END_S) == exit_codes.of_program(1), made.log()
     said = "rank 1 ended with code 1: ValueError: the batch of step 3 is bad (state_loop.py:"
-    assert made.said().startswith(said), (made.said(), made.log())
+    assert made.said().text.startswith(said) and made.said().cause == "program", (made.said(), made.log())
 
 
 def test_the_program_can_be_something_that_is_not_there(pod: Make) -> None:
