@@ -75,9 +75,14 @@ OPERATOR: dict[str, tuple[str, ...]] = {
 """Parameters of the operator by what they are about."""
 
 
+def in_words(annotation: ast.expr) -> str:
+    """A type without bars, which would end the cell of a table."""
+    return ast.unparse(annotation).replace(" | ", " or ")
+
+
 def types(function: ast.FunctionDef) -> dict[str, str]:
-    """Source text of each keyword-only parameter's annotation, without what every text may be."""
-    return {each.arg: ast.unparse(each.annotation) for each in function.args.kwonlyargs if each.annotation}
+    """Each keyword-only parameter's type."""
+    return {each.arg: in_words(each.annotation) for each in function.args.kwonlyargs if each.annotation}
 
 
 def operator() -> str:
@@ -127,7 +132,7 @@ def train_spec() -> str:
             name = node.target.id
             value = ast.unparse(node.value) if node.value else ""
             shown = f"`{value}`" if value else "*required*"
-            rows.append((f"`{name}`", f"`{ast.unparse(node.annotation)}`", shown, described.get(name, "")))
+            rows.append((f"`{name}`", f"`{in_words(node.annotation)}`", shown, described.get(name, "")))
     return (
         f"# TrainSpec\n\n{introduction(docstring)}\n\n{NOTE.format('kueue_integration/spec/train_spec.py')}\n"
         + table(("field", "type", "default", "meaning"), rows)
@@ -189,6 +194,21 @@ def exit_codes() -> str:
     )
 
 
+def evidence() -> str:
+    """What each file of tests shows, in the words of its own docstring."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        said = " ".join(text.split("\n\n")[0].split()).replace("|", "\\|").replace("<", "&lt;")
+        rows.setdefault(path.parent.relative_to(ROOT).as_posix(), []).append((f"`{path.name}`", said))
+    sections = [f"## {folder}\n\n{table(('file', 'what it shows'), found)}" for folder, found in rows.items()]
+    return (
+        "# Evidence\n\nWhat the pages say is played by tests: with real CRIU and a real API server, and end to end "
+        "on a real cluster with a real Airflow (`tests/e2e`). `make test` runs most of them, `make test-full` all. "
+        "Each file says itself what it shows.\n\n" + "\n".join(sections)
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/operator.md": operator,
     "reference/decorator.md": decorator,
@@ -197,6 +217,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/annotations.md": annotations,
     "reference/metrics.md": metrics,
     "reference/exit-codes.md": exit_codes,
+    "project/evidence.md": evidence,
 }
 
 

@@ -79,3 +79,9 @@ def test_every_exit_code_is_in_the_reference(reference: ModuleType) -> None:
 
     page = reference.exit_codes()
     assert all(f"| {row.code} |" in page for row in TABLE if row.code is not None)
+
+
+def test_the_evidence_has_every_file_of_tests_with_what_it_shows(reference: ModuleType) -> None:
+    rows = [line.split(" | ") for line in reference.evidence().splitlines() if line.startswith("| `")]
+    assert len(rows) == len([*(ROOT / "tests").rglob("test_*.py")])
+    assert [row[0] for row in rows if len(row[1].strip(" |").split()) < 3] == []

@@ -1,3 +1,5 @@
+"""A user's own Job becomes a managed job, or is refused with field and fix."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The phase of a job, out of its Job, Workload and pods."""
+
 from __future__ import annotations
 
 import json

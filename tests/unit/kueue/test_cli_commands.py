@@ -1,3 +1,5 @@
+"""The commands of `singularityctl`: what they print, and with which exit code they end."""
+
 from __future__ import annotations
 
 import json

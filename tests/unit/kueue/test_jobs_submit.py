@@ -1,3 +1,5 @@
+"""Submitting: one Job for one identity, and bad input before anything is created."""
+
 from __future__ import annotations
 
 from typing import Any

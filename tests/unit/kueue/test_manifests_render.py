@@ -1,3 +1,5 @@
+"""The objects that a TrainSpec becomes."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Kubernetes' quantities are read as Kubernetes reads them."""
+
 from __future__ import annotations
 
 from fractions import Fraction

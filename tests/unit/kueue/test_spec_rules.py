@@ -1,3 +1,5 @@
+"""The rules of a TrainSpec: each violation names field, value and fix."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""What `status` says of a job in each of its states."""
+
 from __future__ import annotations
 
 import dataclasses
