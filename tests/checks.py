@@ -16,7 +16,7 @@ from pathlib import Path
 PACKAGES = ("airflow_provider", "gpukit", "kueue_integration", "localcluster", "proxy", "singularity_train")
 GENERATED = ("reference/", "../reference/", "cli/", "../cli/", "project/evidence.md")
 """Folders of docs/ that the site's own hooks fill; mkdocs checks links to them."""
-NAMES_TESTS = ("faults.md", "evictions.md", "project/reviews.md")
+NAMES_TESTS = ("faults.md", "project/evidence-faults.md", "project/reviews.md")
 """Pages of docs/ whose tables name tests."""
 SVG = "{http://www.w3.org/2000/svg}"
 PROSE = {
