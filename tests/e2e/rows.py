@@ -196,6 +196,8 @@ class Rows:
 
     def __init__(self, stage: Stage, namespace: str, say: Callable[[str], None]) -> None:
         self.stage, self.kube, self.namespace, self.say = stage, stage.kube, namespace, say
+        self.submit: Callable[[TrainSpec], object] = lambda spec: lifecycle.submit(self.kube, spec, stage.platform)
+        """How `train` submits: with the library of another release, say."""
         self._made: list[Object] = []
         labels = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
         self.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
@@ -286,7 +288,7 @@ class Rows:
                 **spec,
             }
         )
-        lifecycle.submit(self.kube, full, self.stage.platform)
+        self.submit(full)
         return Training(self, full, output)
 
     def other(self, name: str, queue: str, *, pods: int = 1, cpu: str = CPU, priority: str = "high") -> str:
