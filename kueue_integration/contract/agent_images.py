@@ -26,13 +26,13 @@ def of_job(job: Object) -> str | None:
 
 def read(lease: Object) -> dict[str, float | None]:
     """Return the trusted images of the Lease, each with its last use (Unix seconds, None: unknown)."""
-    told = decode.json_value(annotation(lease, job_names.ANN_IMAGES_USED) or "{}")
+    told = decode.json_value(annotation(lease, job_names.LEASE_IMAGES_USED) or "{}")
     times = told if isinstance(told, dict) else {}
     known = {image: at for image, at in times.items() if isinstance(at, (int, float)) and not isinstance(at, bool)}
-    return {image: known.get(image) for image in (annotation(lease, job_names.ANN_TRUSTED_IMAGES) or "").split()}
+    return {image: known.get(image) for image in (annotation(lease, job_names.LEASE_TRUSTED_IMAGES) or "").split()}
 
 
 def to_annotations(images: Mapping[str, float]) -> dict[str, str]:
     """Return the annotations of the Lease for these images, each with the Unix seconds of its last use."""
     times = {image: int(at) for image, at in images.items()}
-    return {job_names.ANN_TRUSTED_IMAGES: " ".join(images), job_names.ANN_IMAGES_USED: json.dumps(times)}
+    return {job_names.LEASE_TRUSTED_IMAGES: " ".join(images), job_names.LEASE_IMAGES_USED: json.dumps(times)}

@@ -122,7 +122,7 @@ def pod_policy(kind: Kind) -> Object:
         "configured": _IMAGES,
         # Those of earlier releases whose jobs still live: see controller.agent_images.
         "images": "variables.configured + params.metadata.?annotations"
-        f"[?'{job_names.ANN_TRUSTED_IMAGES}'].orValue('').split(' ')",
+        f"[?'{job_names.LEASE_TRUSTED_IMAGES}'].orValue('').split(' ')",
         "hostPaths": _HOST_PATHS,
         "env": _ENV,
     }

@@ -94,7 +94,7 @@ def test_a_controller_without_a_chart_writes_nothing(release: Release) -> None:
 
 @pytest.mark.parametrize("times", ["", "no json", "[]", '{"a:1": "yesterday"}', '{"a:1": true}', '{"other": 3}'])
 def test_times_that_are_spoilt_cost_no_job_its_pods(times: str) -> None:
-    told = {job_names.ANN_TRUSTED_IMAGES: "a:1 ", job_names.ANN_IMAGES_USED: times}
+    told = {job_names.LEASE_TRUSTED_IMAGES: "a:1 ", job_names.LEASE_IMAGES_USED: times}
     found = read({"metadata": {"annotations": told}})
     assert found == {"a:1": None}
     assert kept(found, ("a:2",), (), 5.0) == {"a:2": 5.0, "a:1": 5.0}

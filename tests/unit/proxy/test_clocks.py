@@ -20,12 +20,12 @@ from proxy.sidecar import peers, signed
 TRAVEL = [
     m.Plan, m.Refusal, m.LauncherCommand, m.LauncherEvent, m.Hello, m.HelloReply, m.Command, m.Progress,
     m.CommitRequest, m.CheckpointFailure, m.DamageReport, peers.PodReport, peers.Directive, signed.Current,
-    m.PartsRequest, m.FileRange, m.TrialReport, m.Weight,
+    m.PartsRequest, m.FileRange, m.TrialReport, m.Weight, m.LastWords,
 ]  # fmt: skip
 KEPT = {
     m.CheckpointRef, m.AttemptRecord, m.Preemptor, m.JobRequest, m.RequestStatus, m.Placement, m.Needs,
     m.NodeRequirement, m.Reading, m.Skipped, m.Damage, m.Gpus, m.GpuFault, m.PodGpus, m.GpuProbe, m.Origin,
-    m.FailedRestore,
+    m.FailedRestore, m.Earlier,
 }  # fmt: skip
 """In annotations, in a log, or parts of messages."""
 SHOWN = {"created_at"}
