@@ -15,6 +15,7 @@ from proxy.protocol import names, page
 from ..contract import job_names
 from ..guard import ownership
 from ..kube.resources import annotation, label
+from ..manifests.job_manifests import MIN_PARALLELISM
 from ..spec import mount_paths, security_context
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import MAX_NAME, VOLUME_PREFIX
@@ -22,7 +23,6 @@ from ..spec.validation import MAX_NAME, VOLUME_PREFIX
 Job = Mapping[str, Any]
 Find = Callable[[Job, PlatformConfig], Sequence[object]]
 
-MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 ELASTIC = "kueue.x-k8s.io/elastic-job"
 BUDGET_DEFAULT = 120
 GRACE_LEAST = 90

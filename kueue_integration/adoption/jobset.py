@@ -13,9 +13,8 @@ from typing import Any
 from ..contract.kinds import job_key
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
-from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ..spec.platform_config import PlatformConfig
-from . import eligibility
 from .patch import adopted
 
 Problem = tuple[str, object, str]
@@ -57,12 +56,12 @@ def _problems(jobset: Mapping[str, Any]) -> list[Problem]:
     elif jobs[0].get("replicas", 1) != 1:
         fix = "must be 1; use parallelism for the number of workers"
         found.append(("spec.replicatedJobs[0].replicas", jobs[0]["replicas"], fix))
-    if annotation(jobset, eligibility.MIN_PARALLELISM) is not None:
+    if annotation(jobset, MIN_PARALLELISM) is not None:
         fix = "is for batch/v1 Jobs only: Kueue admits a JobSet with all of its pods or not at all; remove it"
         found.append(
             (
-                f"metadata.annotations[{eligibility.MIN_PARALLELISM}]",
-                annotation(jobset, eligibility.MIN_PARALLELISM),
+                f"metadata.annotations[{MIN_PARALLELISM}]",
+                annotation(jobset, MIN_PARALLELISM),
                 fix,
             )
         )

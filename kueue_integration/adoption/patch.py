@@ -11,7 +11,7 @@ from proxy.protocol import names
 from ..contract import job_names
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
-from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM, failure_rules
 from ..manifests.pod import LAUNCHER, pod_spec
 from ..spec import security_context
 from ..spec.platform_config import PlatformConfig
@@ -79,7 +79,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         job_names.ANN_STORE: platform.store,
     }
     given = meta.get("annotations") or {}
-    least = annotation(job, eligibility.MIN_PARALLELISM)
+    least = annotation(job, MIN_PARALLELISM)
     meta["annotations"] = {
         **defaults,
         **given,

@@ -15,7 +15,7 @@ from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE, job_key
 from ..errors import SpecError
 from ..kube.resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
-from ..manifests.job_manifests import BACKOFF_LIMIT, COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..manifests.job_manifests import BACKOFF_LIMIT, COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM, failure_rules
 from ..manifests.pod import LAUNCHER
 from ..spec.platform_config import PlatformConfig
 from . import eligibility
@@ -169,12 +169,12 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
         value = trainer.get(name, 1)
         if not isinstance(value, int) or value < 1:
             found.append((f"spec.trainer.{name}", value, "must be a whole number, 1 or more"))
-    if annotation(trainjob, eligibility.MIN_PARALLELISM) is not None:
+    if annotation(trainjob, MIN_PARALLELISM) is not None:
         fix = f"is for batch/v1 Jobs only: Kueue admits a {TRAINJOB.name} with all of its pods or not at all; remove it"
         found.append(
             (
-                f"metadata.annotations[{eligibility.MIN_PARALLELISM}]",
-                annotation(trainjob, eligibility.MIN_PARALLELISM),
+                f"metadata.annotations[{MIN_PARALLELISM}]",
+                annotation(trainjob, MIN_PARALLELISM),
                 fix,
             )
         )

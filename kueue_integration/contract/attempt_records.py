@@ -77,6 +77,12 @@ def steps_lost(attempts: Sequence[AttemptRecord]) -> dict[int, int]:
     return lost
 
 
+def all_steps_lost(attempts: Sequence[AttemptRecord]) -> int:
+    """Of the whole job, with attempts that are kept as numbers only."""
+    earlier = attempts[0].earlier if attempts else None
+    return sum(steps_lost(attempts).values()) + (0 if earlier is None else earlier.steps_lost)
+
+
 def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:
     """The committed checkpoint of `job`."""
     return readable(annotation_values.message(job, names.ANN_CHECKPOINT, CheckpointRef), None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
-from ..jobs import unreadable
+from ..job import records
 from ..kube.client import Kube
 from ..kube.resources import Object
 from . import device_time, installed, views
@@ -142,7 +142,7 @@ class Reconciler:
 
     def _tell_unreadable(self, job: Object, name: str) -> None:
         """Each unreadable annotation is counted and named once: the job goes on without it."""
-        for key, why in unreadable.found(job).items():
+        for key, why in records.unreadable(job).items():
             if self._skips.is_new("annotation", f"{job['metadata'].get('uid')}/{key}"):
                 self._metrics.add("singularity_unreadable_total", "annotation")
                 log.warning("annotation %s of %s cannot be read: %s", key, name, why)

@@ -20,7 +20,9 @@ from ..kube.resources import Object, condition, is_true, label
 
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
-_PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
+_PREEMPTOR = re.compile(r"workload \(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
+_NO_JOB = "UNKNOWN"
+"""Kueue's word for a JobUID that it does not know."""
 
 
 # --- Job ----------------------------------------------------------------------------------------------------------
@@ -202,5 +204,5 @@ def preemptor_uids(workload: Object) -> list[str]:
         found = condition(workload, name) or {}
         match = _PREEMPTOR.search(str(found.get("message", "")))
         if match and (name == "Evicted" or found.get("status") == "True"):
-            return [uid for uid in match.groups() if uid]
+            return [uid for uid in match.groups() if uid and uid != _NO_JOB]
     return []

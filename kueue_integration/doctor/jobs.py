@@ -8,7 +8,7 @@ from proxy.protocol.decode import Unreadable
 
 from ..contract import agent_images, attempt_records, job_names, kinds
 from ..errors import Forbidden
-from ..jobs import unreadable
+from ..job import records
 from ..kube.api import Kube
 from ..kube.resources import LEASE, Object, annotation, is_true
 from . import engines
@@ -62,7 +62,7 @@ def _each(job: Object, workload: Object | None, now: float, max_budget_s: int) -
 
 def _unreadable(job: Object) -> Iterator[Check]:
     told = (job_names.ANN_BUDGET, job_names.ANN_HOLD_DEADLINE)  # `_hold` has said it
-    found = {name: why for name, why in unreadable.found(job).items() if name not in told}
+    found = {name: why for name, why in records.unreadable(job).items() if name not in told}
     if found:
         first = "; ".join(f"{name}: {why}" for name, why in list(found.items())[:3])
         more = f"; and {len(found) - 3} more" if len(found) > 3 else ""

@@ -130,19 +130,6 @@ _REACTIVATE = "`singularityctl resume` queues it again"
 _DEACTIVATED = "whoever has set spec.active of Workload {} to false has to set it to true again"
 _BY_A_CHECK = ("AdmissionCheck", "DeactivatedDueToAdmissionCheck")
 _DUE = re.compile(r" due to ([^;]+)")
-_PREEMPTOR = re.compile(r"workload \(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]*))?")
-
-
-def preemptor_uids(workload: _Obj | None) -> tuple[str, str]:
-    """`(workload uid, job uid)` of who preempted this Workload, from Kueue's message; "" for what it does not say."""
-    for kind in ("Preempted", "Evicted"):
-        found = _PREEMPTOR.search(str((condition(workload, kind) or {}).get("message", "")))
-        if found:
-            job = found.group(2) or ""
-            return found.group(1), "" if job == "UNKNOWN" else job
-    return "", ""
-
-
 def classify(
     workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = (), position: Position | None = None
 ) -> Classified:

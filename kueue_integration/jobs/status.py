@@ -255,7 +255,7 @@ def _reached(record: AttemptRecord | None) -> int:
 
 def steps_lost(attempts: Sequence[AttemptRecord]) -> int:
     """Steps that an attempt completed and a later one ran again."""
-    return sum(attempt_records.steps_lost(attempts).values())
+    return attempt_records.all_steps_lost(attempts)
 
 
 def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:

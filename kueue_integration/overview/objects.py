@@ -10,7 +10,8 @@ from typing import Any, Final
 from proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names, kinds, saveable
-from ..jobs import lost_time, phase, shortage, unreadable
+from ..job import records
+from ..jobs import lost_time, phase, shortage
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, annotation, condition, is_true, label
@@ -89,7 +90,7 @@ def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Un
         pod_asks=quota.of_pod({"template": template}),
         required_topology=annotation(template, REQUIRED_TOPOLOGY) or "",
     )
-    spoilt = unreadable.found(job).items()
+    spoilt = records.unreadable(job).items()
     where = f"{meta['namespace']}/{name}"
     return found, [Unreadable(str(job.get("kind") or "Job"), where, part, why) for part, why in spoilt]
 

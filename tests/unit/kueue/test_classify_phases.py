@@ -9,7 +9,7 @@ import pytest
 from kueue_samples import attempt, job, saved, workload
 
 from kueue_integration.contract import job_names
-from kueue_integration.jobs.phase import Phase, classify, preemptor_uids
+from kueue_integration.jobs.phase import Phase, classify
 from proxy.protocol import names
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
@@ -158,21 +158,6 @@ def test_why_a_pod_does_not_start() -> None:
     found = classify(workload(RESERVED, ADMITTED), job(history=[attempt()]), [pod])
     assert (found.phase, found.reason) == (Phase.STARTING, "ImagePullBackOff")
     assert "digits-0-abcde" in found.message
-
-
-@pytest.mark.parametrize(
-    ("message", "uids"),
-    [
-        ("Preempted to accommodate a workload (UID: w-1, JobUID: j-1) due to prioritization in the ClusterQueue; "
-         "preemptor path: /training", ("w-1", "j-1")),
-        ("Preempted to accommodate a workload (UID: w-1, JobUID: UNKNOWN) due to reclamation", ("w-1", "")),
-        ("Preempted to accommodate a workload (UID: w-1) due to prioritization", ("w-1", "")),
-        ("something else", ("", "")),
-    ],
-)  # fmt: skip
-def test_preemptor(message: str, uids: tuple[str, str]) -> None:
-    assert preemptor_uids(workload(("Preempted", "True", "InClusterQueue", message))) == uids
-    assert preemptor_uids(None) == ("", "")
 
 
 def test_only_three_phases_are_final() -> None:

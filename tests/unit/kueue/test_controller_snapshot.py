@@ -15,6 +15,7 @@ import pytest
 from job_builder import NOW, AJob, a_job
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import views
 from kueue_integration.controller.actions import (
     Decision,
     GiveUp,
@@ -25,7 +26,7 @@ from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import BadAnnotationError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.snapshot import Job, Snapshot, UnreadableAnnotation, readable_or, required
-from kueue_integration.jobs import unreadable
+from kueue_integration.job import records
 from proxy.protocol import names
 
 CONTROLLER = Path(__file__).parents[3] / "kueue_integration" / "controller"
@@ -111,7 +112,7 @@ def test_what_cannot_be_read_is_a_value_that_says_where_it_stands(name: str) -> 
 
 @pytest.mark.parametrize("name", INSTEAD)
 def test_what_nobody_depends_on_counts_as_not_said(name: str) -> None:
-    assert unreadable.found(a_job().with_note(name, "{x").job).keys() == {name}
+    assert records.unreadable(a_job().with_note(name, "{x").job).keys() == {name}
     assert getattr(Job.parse(a_job().with_note(name, "{x").job), INSTEAD[name][0]) == INSTEAD[name][1]
 
 
@@ -172,3 +173,18 @@ def _says(node: ast.expr, text: str) -> bool:
 def test_the_parts_of_a_snapshot_cannot_be_changed() -> None:
     for part in (Snapshot, Job):
         assert part.__dataclass_params__.frozen and fields(part)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("message", "uids"),
+    [
+        ("Preempted to accommodate a workload (UID: w-1, JobUID: j-1) due to prioritization in the ClusterQueue; "
+         "preemptor path: /training", ["w-1", "j-1"]),
+        ("Previously: Preempted to accommodate a workload (UID: w-1, JobUID: UNKNOWN) due to reclamation", ["w-1"]),
+        ("Preempted to accommodate a workload (UID: w-1) due to prioritization", ["w-1"]),
+        ("something else (UID: w-1)", []),
+    ],
+)  # fmt: skip
+def test_who_preempted_a_workload_is_in_kueue_s_message(message: str, uids: list[str]) -> None:
+    found = scene.workload(evicted=("Preempted", message, 30))
+    assert views.preemptor_uids(found) == uids

@@ -28,6 +28,7 @@ from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.doctor import jobs as doctor_jobs
+from kueue_integration.job import records
 from kueue_integration.jobs import loss_curve, move_trace, unreadable
 from kueue_integration.jobs import status as library
 from kueue_integration.kube.fake import FakeKube
@@ -159,18 +160,22 @@ def _measured(job: Any, workload: Any, pods: Any) -> None:
 
 def _told(job: Any, workload: Any, pods: Any) -> None:
     """Whatever cannot be read is named, with a reason that fits on a line, and by nothing else than its name."""
-    for name, why in unreadable.found(job).items():
+    for name, why in records.unreadable(job).items():
         assert name in GOOD and 0 < len(why) < 600
     assert all(len(sentence) < 800 for sentence in unreadable.sentences(job))
 
 
 def test_good_annotations_are_all_read_and_every_one_is_known() -> None:
     job = scene.job(annotations=GOOD)
-    assert unreadable.found(job) == {}
-    others = {job_names.ANN_HOLD, job_names.ANN_STORE, COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM}
-    assert set(unreadable.FORMS) == set(GOOD) - others
+    assert records.unreadable(job) == {}
+    others = {COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM}
+    unset = {
+        job_names.ANN_ENGINE, job_names.ANN_HISTORY_ASIDE, job_names.ANN_START_FROM, job_names.ANN_ORIGIN,
+        job_names.ANN_REWINDS,
+    }  # fmt: skip
+    assert set(records.BY_NAME) - unset == set(GOOD) - others
     spoilt = scene.job(annotations={**GOOD, **HOSTILE})
-    assert set(unreadable.found(spoilt)) == set(HOSTILE)
+    assert set(records.unreadable(spoilt)) == set(HOSTILE)
     assert "the platform's maximum counts" in "".join(library.summarise(spoilt, None, []).warnings)
 
 
