@@ -12,6 +12,7 @@ from ..requests import periodic_checkpoints
 from . import (
     attempt_history,
     checkpoint_fit,
+    failed_restores,
     fence,
     hold,
     leave,
@@ -153,6 +154,7 @@ def _bookkeeping(snapshot: Snapshot, now: float) -> Action | None:
     seen = attempt_history.emptied(seen, snapshot.pods, now)
     seen = attempt_history.explained(seen, ends_of(of_attempt(snapshot.pods, record.attempt)))
     change = attempt_history.roster(job, seen, snapshot.pods)
+    change.update(failed_restores.killed(job, record, of_attempt(snapshot.pods, record.attempt)) or {})
     if seen != record:
         change.update(attempt_history.stored(attempt_history.with_last(history, seen), by))
     return RecordHistory(change) if change else None

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from proxy.protocol import exit_codes, names
+from proxy.protocol.messages import RESTORES
 
 from ..contract import job_names
 from ..kube.resources import Object
@@ -114,10 +115,13 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
 
 
 def _backoff_limit(spec: TrainSpec) -> int:
-    """Kubernetes counts pods, the budget counts attempts: the controller does, and this only stands behind it."""
-    if spec.infrastructure_retries is None:
-        return BACKOFF_LIMIT
-    return spec.infrastructure_retries * spec.workers
+    """Kubernetes counts pods, the budget counts attempts: the controller does, and this only stands behind it.
+
+    Pods that are killed for memory while they are restored have a limit of their own: there is room for a checkpoint
+    that none of its tries has brought back.
+    """
+    retries = spec.infrastructure_retries
+    return (BACKOFF_LIMIT if retries is None else retries * spec.workers) + RESTORES * spec.workers
 
 
 def failure_rules(train: str = job_names.CONTAINER_TRAIN, resumed: Iterable[int] = ()) -> list[Object]:

@@ -17,7 +17,7 @@ from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan, Weig
 from ..protocol.phases import StartPhases
 from . import device, memory, reap, signals, verdict
 from .client import SidecarClient
-from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
+from .errors import CommandError, DumpError, LauncherError, MeetingError, RestoreError, SidecarError, SlotError
 from .laps import Laps
 from .outbox import Outbox
 from .output import last_words, rate_limit, result
@@ -168,8 +168,9 @@ class Supervisor:
         def act() -> None:
             say(str(error))
             memory.note(str(error), "platform")
-            if isinstance(error, RestoreError):
-                self.outbox.put(LauncherEvent("restore_failed", code=error.exit_code, message=str(error)))
+            if isinstance(error, (RestoreError, MeetingError)):
+                apart = isinstance(error, MeetingError)
+                self.outbox.put(LauncherEvent("restore_failed", code=error.exit_code, message=str(error), apart=apart))
             self.ended = error.exit_code
 
         return act

@@ -508,6 +508,8 @@ class LauncherEvent:
     """`started`, `restored`: likewise."""
     late: bool = False
     """`dump_failed`: its time was over, or it came at a bad moment. So it says nothing about the next one."""
+    apart: bool = False
+    """`restore_failed`: its ranks were restored, and did not meet those of the other pods."""
     weight: Weight | None = None
 
 

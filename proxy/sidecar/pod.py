@@ -268,7 +268,8 @@ class Pod:
             pass  # of a dump whose pages went to the sidecar before this one: it is made again, once it is asked for
         elif event.kind in ("dump_failed", "restore_failed"):
             self._cancel.set()
-            if event.kind == "restore_failed":
+            if event.kind == "restore_failed" and (self._addressed.is_set() or not event.apart):
+                # Ranks that wait for a pod which was never there show nothing about their checkpoint.
                 self._restore_failed(event.message, event.code == exit_codes.LOST)
             why = self._cause or event.message or event.kind.replace("_", " ")
             cause = "store" if self._cause else "time" if event.late else "program"

@@ -16,6 +16,7 @@ from ..protocol import names, page
 from ..protocol.messages import Gpus, Weight
 from . import state_machine
 from .leader import Leader
+from .peers import PodReport
 from .state_machine import Heard, Outcome, State
 
 LIMIT_S: Final = 36.0
@@ -63,13 +64,18 @@ async def run(leader: Leader, engine: str, after_s: float) -> None:
 
 
 def trains(state: State, heard: Mapping[int, Heard]) -> bool:
-    """All pods run their ranks, and these have made a step, or are of a program that may make none."""
+    """All pods run their ranks, and these have made a step, or are of a program that may make none. Nobody waits for a
+    rank that has ended, but some must be left."""
     reports = [item.report for item in heard.values()]
     if state.phase != "run" or len(reports) < state.workers or not all(report.started for report in reports):
         return False
-    views = state_machine.world(state, heard)
-    steps = all(report.first_step_ago_s is not None for report in reports)
-    return not state.broken and (steps or all(view.state in page.FREE for view in views))
+    going = [view for view in state_machine.world(state, heard) if view.state != page.STATE_ENDED]
+    steps = all(report.first_step_ago_s is not None for report in reports if not _ended(report))
+    return bool(going) and not state.broken and (steps or all(view.state in page.FREE for view in going))
+
+
+def _ended(report: PodReport) -> bool:
+    return all(words.state == page.STATE_ENDED for words in report.ranks)
 
 
 def weighed(heard: Mapping[int, Heard]) -> bool:

@@ -35,7 +35,7 @@ from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests
-from .. import attempt_history, leave, views
+from .. import attempt_history, failed_restores, leave, views
 from ..actions import Annotations
 from ..errors import RefusedError
 from ..snapshot import Job, Pod, of_attempt, ranks_ended, required
@@ -394,35 +394,12 @@ def trial(job: Object, message: TrialReport, now: float) -> Annotations | None:
 def damage(job: Object, message: DamageReport, node: str = "") -> Annotations | None:
     """What to write when a pod has not restored what its attempt was given; None if that is known already.
 
-    The next attempt tries the same checkpoint, up to RESTORES times. If the store's copy is damaged, or after that, it
-    starts from the newest checkpoint before it that is not passed over, or from the beginning.
-    Nothing is deleted. This attempt gets no other checkpoint: its other pods may have restored this one.
-
     :param node: of the pod that says so, "" if that is not known
     Raises RefusedError 409.
     """
     seen = Job.parse(job)
     _require_current(seen, message.attempt)
-    given = required(seen.checkpoint)
-    told = {found.id: found for found in message.damaged}
-    history, record = _current(seen, message.attempt)
-    if given is None or given.id not in told or given.attempt >= message.attempt:
-        return None
-    if record is not None and record.restored_from not in (None, given.id):
-        return None
-    past = [ref for ref in seen.checkpoints if ref.id != given.id]
-    marked = [
-        attempt_history.found(ref, told.get(ref.id), message.attempt, history, node)
-        for ref in sorted([*past, given], key=lambda ref: ref.generation)
-    ]
-    now = next(ref for ref in marked if ref.id == given.id)
-    if now == given:
-        return None
-    branch = branches.branch_of(given, marked, history)
-    start = attempt_history.usable_before(branch, given) if now.passed_over else now
-    text = "" if start is None else to_json(start)
-    listed = attempt_history.listed(marked)
-    return {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text, job_names.ANN_CHECKPOINTS: listed}
+    return failed_restores.noted(seen, message.attempt, message.damaged, node)
 
 
 def lifted(job: Object, change: Annotations | None, now: float) -> str | None:

@@ -243,7 +243,7 @@ def _adopt_oom_score(slot: Slot) -> None:
 
 
 def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapping[int, str]) -> None:
-    deadline = time.monotonic() + RESUME_TIMEOUT_S
+    deadline, kills = time.monotonic() + RESUME_TIMEOUT_S, memory.oom_kills()
     waiting = dict(ids)
     while waiting:
         for rank in list(waiting):
@@ -253,14 +253,11 @@ def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapp
                 if answer.get("restore_id") == waiting[rank]:
                     del waiting[rank]
                     continue
-            if code is not None and code > SIGNAL and code != exit_codes.KILLED:
+            if code is not None and code > SIGNAL:
                 text = f"rank {rank} ended with code {code} ({signal.strsignal(code - SIGNAL)}) as soon as it went on"
-                raise RestoreError(f"{text}; see its log")
+                raise RestoreError("; ".join([text, memory.kills_since(kills) or "see its log"]))
             if code is not None:
-                raise MeetingError(
-                    f"rank {rank} ended with code {code} while it met the other ranks; see its log",
-                    exit_codes.KILLED if code == exit_codes.KILLED else None,
-                )
+                raise MeetingError(f"rank {rank} ended with code {code} while it met the other ranks; see its log")
         if waiting and time.monotonic() > deadline:
             raise MeetingError(
                 f"ranks {sorted(waiting)} did not meet the others at {plan.master_addr}:{plan.master_port} within "

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, branches, job_names
 from kueue_integration.controller import attempt_history, decide, rewind
-from kueue_integration.controller.actions import AnswerReady, RequestReadmission
+from kueue_integration.controller.actions import AnswerReady, RecordHistory, RequestReadmission
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job
 from kueue_integration.jobs.status import newest_usable, steps_lost, summarise
@@ -185,6 +185,43 @@ def test_tries_count_in_a_row() -> None:
     assert "3 restores failed" in run.fails().message
     run.let_in()
     assert run.record.restored_from == run.refs[0].id
+
+
+def killed(run: Run) -> list[Any]:
+    """The pods of the attempt, one of which the kernel has killed as a whole: its launcher can say nothing."""
+    dead, other = (scene.pod(i, attempt=run.record.attempt, phase=p) for i, p in enumerate(("Failed", "Running")))
+    state = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    dead["status"]["containerStatuses"] = [{"name": "train", "state": state}]
+    dead["spec"]["nodeName"] = "small"
+    return [dead, other]
+
+
+@pytest.mark.parametrize("retries", [None, "0"])
+def test_a_container_that_is_killed_for_memory_while_it_is_restored_costs_a_try_of_its_checkpoint(
+    retries: str | None,
+) -> None:
+    run = Run(2, **({} if retries is None else {job_names.ANN_INFRASTRUCTURE_RETRIES: retries}))
+    newest = run.refs[-1].id
+    for number in range(1, RESTORES + 1):
+        noted = scene.decide(run.job, scene.workload(state="Ready", admitted=True), killed(run), run.now).action
+        assert isinstance(noted, RecordHistory)
+        run.write(noted.job_annotations)
+        said = run.ended(killed(run)).message
+        assert "killed while it was restored: out of memory: the kernel killed it" in said
+        assert (f"try {number} of {RESTORES}" if number < RESTORES else "3 restores failed") in said
+        assert attempt_records.history(run.job)[-1].ended_by == attempt_history.OUT_OF_MEMORY
+        ref = next(ref for ref in attempt_records.checkpoints(run.job) if ref.id == newest)
+        assert ref.failed[-1].node == "small"
+        run.let_in()
+    assert run.record.restored_from == run.refs[0].id
+    assert attempt_records.broken(run.job) == 0
+
+
+def test_a_kill_for_memory_once_the_ranks_run_is_no_failed_restore() -> None:
+    run = Run(1)
+    run.runs()
+    assert "was lost: out of memory" in run.ended(killed(run)).message
+    assert not attempt_records.checkpoint(run.job).failed
 
 
 def test_what_may_come_back_is_waited_for() -> None:

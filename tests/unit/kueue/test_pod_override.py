@@ -213,5 +213,5 @@ def test_structures_may_come_as_the_json_text_of_a_template() -> None:
 def test_budget_and_exit_codes_are_in_the_job() -> None:
     *_, job = render(spec(workers=4, infrastructure_retries=3, resume_on_exit_codes=[75, 9]), PLATFORM)
     assert job["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] == "3"
-    assert job["spec"]["backoffLimit"] == 12
+    assert job["spec"]["backoffLimit"] == 12 + 12, "and three restores of a checkpoint in which all are killed"
     assert job["spec"]["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [9, 75, 137]

@@ -106,7 +106,7 @@ def test_a_rank_that_ends_as_soon_as_it_has_met_the_others_was_restored(tmp_path
     restore._wait_resumed(plan, paths, {0: EndedSlot(answer, "id")}, {0: "id"})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(("ended_with", "wanted"), [(1, exit_codes.LOST), (0, exit_codes.LOST), (137, 137)])
+@pytest.mark.parametrize(("ended_with", "wanted"), [(1, exit_codes.LOST), (0, exit_codes.LOST)])
 def test_a_rank_that_ends_while_it_meets_the_others_loses_the_attempt_and_not_the_job(
     tmp_path: Path, ended_with: int, wanted: int
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_rank_that_ends_while_it_meets_the_others_loses_the_attempt_and_not_th
     assert raised.value.exit_code == wanted
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGILL, signal.SIGABRT])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGKILL])
 def test_a_rank_that_crashes_as_soon_as_it_goes_on_was_not_restored(tmp_path: Path, number: int) -> None:
     """Nobody that it could wait for has anything to do with that: it counts as a try of this checkpoint."""
     paths, plan = Paths(tmp_path), Plan("restore", 2, 1, [0], "127.0.0.1", 29500, 5, "c")

@@ -18,8 +18,9 @@ from test_launcher_pod import COUNTER, counter, counts_on, dump, fresh, numbers,
 
 from kueue_integration.manifests.job_manifests import failure_rules
 from proxy.launcher import supervise, tools
-from proxy.launcher.errors import RestoreError, SlotError
+from proxy.launcher.errors import LauncherError, MeetingError, RestoreError, SlotError
 from proxy.launcher.laps import Laps
+from proxy.launcher.outbox import Outbox
 from proxy.launcher.paths import Paths
 from proxy.launcher.ranks.slot import Slot
 from proxy.launcher.snapshot import criu, standstill
@@ -205,6 +206,17 @@ def test_a_bug_in_a_restore_costs_a_try_and_not_the_job(tmp_path: Path) -> None:
     assert raised.value.exit_code == exit_codes.NOT_RESTORED
     one._check_late()
     assert one.ended is None
+
+
+@pytest.mark.parametrize(("error", "apart"), [(RestoreError("no"), False), (MeetingError("no"), True)])
+def test_a_try_that_fails_is_told(tmp_path: Path, error: LauncherError, apart: bool) -> None:
+    told: list[messages.LauncherEvent] = []
+    one = supervisor(tmp_path, lambda: None)
+    one.outbox = Outbox(told.append, lambda _: None)
+    one._give_up(error)()
+    assert one.outbox.close(20)
+    assert [(event.kind, event.code, event.apart) for event in told] == [("restore_failed", error.exit_code, apart)]
+    assert one.ended == error.exit_code
 
 
 def test_what_is_wrong_with_every_start_stays_final(tmp_path: Path) -> None:

@@ -569,6 +569,33 @@ async def test_a_drain_of_pods_whose_clock_is_another_is_saved_in_their_grace_pe
     assert dump.remaining_s is not None and 10 < dump.remaining_s <= 30
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_ranks_that_never_meet_count_as_a_failed_restore_once_all_pods_were_there(
+    folder: Path, controller: FakeController, there: bool
+) -> None:
+    """Else an attempt whose restored ranks never meet would be followed by another one for ever."""
+    first = await World(folder, controller, workers=2, world_size=2).start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    await first.end()
+    controller.next_attempt()
+    second = World(folder, controller, workers=2, world_size=2, attempt=2)
+    if there:
+        await (await second.start()).stepped(controller.commits[0].checkpoint.step + 1)
+    else:  # the other pod waits for its images
+        second.configs, second.stops = second.configs[:1], second.stops[:1]
+        await second.start()
+        await eventually("a plan", lambda: second.launchers[0].plan)
+    await second.launchers[-1].post(
+        LauncherEvent("restore_failed", code=exit_codes.LOST, message="did not meet", apart=True)
+    )
+    await second.end()
+    ref = controller.commits[0].checkpoint
+    told = Damage(ref.id, "did not meet", tried=True, passes=True)
+    assert [report.damaged for report in controller.damage] == ([[told]] if there else [])
+
+
 @pytest.mark.parametrize("code", [exit_codes.LOST, exit_codes.NOT_RESTORED])
 async def test_a_launcher_that_has_not_restored_is_heard_though_its_pod_ends_at_once(
     folder: Path, controller: FakeController, monkeypatch: pytest.MonkeyPatch, code: int

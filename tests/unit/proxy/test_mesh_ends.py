@@ -128,6 +128,7 @@ async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
 
     controller.checkpoint = saved
     controller.next_attempt()
+    controller.trial_after_s = 0.0
     again = await World(folder, controller, workers=workers, world_size=4, attempt=2).start()
     try:
         await again.stepped(saved.step + 5)
@@ -136,6 +137,8 @@ async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
         plans = [launcher.plan for launcher in again.launchers if launcher.plan]
         assert [(plan.ended, plan.master_addr) for plan in plans] == [([*early], place)] * workers
         await eventually("it counts as running", lambda: controller.progress[-1].first_step_ago_s is not None)
+        await eventually("it is tried, whoever has no rank left", lambda: controller.trials)
+        assert [report.verdict for report in controller.trials] == ["yes"]
         await controller.command(20, then="continue")
         third = await _committed(controller, 3)
         assert third.step >= saved.step + 5
