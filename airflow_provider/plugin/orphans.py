@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 GRACE_S = 20.0
 """The trigger of a task that a user has marked deletes the Job and says so in the task log: it comes first."""
 TRIES = 30
-"""How often a cluster that does not answer is asked, GRACE_S apart."""
+"""How often a cluster that does not answer is asked, GRACE_S apart,"""
+SLOW_S, SLOW_TRIES = 600.0, 144
+"""and how often after that, for a day."""
 
 
 def delete_orphans(dag_id: str, run_id: str) -> int:
@@ -90,12 +92,18 @@ class Sweeper:
     """Looks after a run some time after it heard of it, in a thread that lives while there is something to do."""
 
     def __init__(
-        self, look: Callable[[str, str], object] = delete_orphans, grace_s: float = GRACE_S, tries: int = TRIES
+        self,
+        look: Callable[[str, str], object] = delete_orphans,
+        grace_s: float = GRACE_S,
+        tries: int = TRIES,
+        slow_s: float = SLOW_S,
+        slow_tries: int = SLOW_TRIES,
     ) -> None:
-        self._look, self._grace_s, self._tries = look, grace_s, tries
+        self._look, self._grace_s, self._slow_s = look, grace_s, slow_s
+        self._slow_tries, self._tries = slow_tries, tries + slow_tries
         self._lock = threading.Lock()
         self._due: dict[tuple[str, str], tuple[float, int]] = {}
-        """Run -> when to look, and how many tries are left. In the order of time: the delay is always the same."""
+        """Run -> when to look, and how many tries are left."""
         self._thread: threading.Thread | None = None
 
     def later(self, dag_id: str, run_id: str) -> None:
@@ -109,7 +117,8 @@ class Sweeper:
     def _put(self, dag_id: str, run_id: str, tries: int) -> None:
         with self._lock:
             self._due.pop((dag_id, run_id), None)
-            self._due[dag_id, run_id] = (time.monotonic() + self._grace_s, tries)
+            wait = self._grace_s if tries > self._slow_tries else self._slow_s
+            self._due[dag_id, run_id] = (time.monotonic() + wait, tries)
 
     def _work(self) -> None:
         while True:
@@ -117,8 +126,8 @@ class Sweeper:
                 if not self._due:
                     self._thread = None
                     return
-                (dag_id, run_id), (due, tries) = next(iter(self._due.items()))
-                wait = due - time.monotonic()
+                (dag_id, run_id), (due, tries) = min(self._due.items(), key=lambda each: each[1][0])
+                wait = min(due - time.monotonic(), self._grace_s)  # one that is due before may come meanwhile
                 if wait <= 0:
                     del self._due[dag_id, run_id]
             if wait > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -298,11 +299,36 @@ def test_it_gives_up_and_starts_again_for_the_next_run() -> None:
         ended.release()
         raise Unreachable("no answer")
 
-    sweeper = orphans.Sweeper(look, grace_s=0.01, tries=2)
+    sweeper = orphans.Sweeper(look, grace_s=0.01, tries=1, slow_s=0.01, slow_tries=1)
     for run_id in ("one", "two"):
         sweeper.later("dag", run_id)
         assert ended.acquire(timeout=30) and ended.acquire(timeout=30)
     assert asked == ["one", "one", "two", "two"]
+
+
+def test_a_long_outage_is_outlasted_and_other_runs_do_not_wait_for_it() -> None:
+    """It was given up after ten minutes: the Job of a task that was marked failed meanwhile trained for ever."""
+    asked: list[str] = []
+    slow, found = threading.Semaphore(0), threading.Event()
+
+    def look(dag_id: str, run_id: str) -> None:
+        asked.append(run_id)
+        if run_id == "out":
+            slow.release()
+            raise Unreachable("no answer")
+        found.set()
+
+    sweeper = orphans.Sweeper(look, grace_s=0.01, tries=3, slow_s=3600, slow_tries=2)
+    sweeper.later("dag", "out")
+    assert all(slow.acquire(timeout=30) for _ in range(3))
+    sweeper.later("dag", "other")
+    assert found.wait(30)
+    assert asked == ["out"] * 3 + ["other"]
+    with sweeper._lock:
+        ((run, (due, tries)),) = sweeper._due.items()
+        sweeper._due.clear()  # its thread ends
+    assert (run, tries) == (("dag", "out"), 2) and due - time.monotonic() > 3000
+    assert orphans.SLOW_S * orphans.SLOW_TRIES >= 24 * 3600
 
 
 def test_rows_of_the_database_are_looked_after_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
