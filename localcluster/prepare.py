@@ -17,6 +17,7 @@ from .clock import Clock
 from .config import cache_dir
 from .errors import LocalClusterError
 from .images import gobuild, rootfs
+from .promtool import promtool
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Prepared:
     torch: Path
     helm: Path
     fake_gcs: Path
+    promtool: Path
     apiserver: Path
     etcd: Path
     kueue_crds: Path
@@ -36,7 +38,7 @@ def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
     """Build and download what is not in the cache.
 
     :param test_servers: also what only tests and benchmarks need (a server of the gs protocol: a minute). Without it,
-        that server may be missing where the answer says
+        that server and promtool may be missing where the answer says
     :raises LocalClusterError: not root, no Go, no space, a build or download failed
     """
     host.check_root()
@@ -54,6 +56,7 @@ def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
             torch=torch,
             helm=Path(binaries["helm"]),
             fake_gcs=fake_gcs / "fake-gcs-server",
+            promtool=promtool(cache, progress) if test_servers else cache / "promtool/promtool",
             apiserver=apiserver,
             etcd=etcd,
             kueue_crds=gobuild.folder(gobuild.KUEUE, cache) / "crds",
@@ -83,7 +86,7 @@ def main() -> int:
         print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch}")
         print(f"SINGULARITY_HELM={made.helm} SINGULARITY_FAKE_GCS={made.fake_gcs}")
         print(f"SINGULARITY_APISERVER={made.apiserver} SINGULARITY_ETCD={made.etcd}")
-        print(f"SINGULARITY_KUEUE_CRDS={made.kueue_crds}")
+        print(f"SINGULARITY_KUEUE_CRDS={made.kueue_crds} SINGULARITY_PROMTOOL={made.promtool}")
     return 0
 
 

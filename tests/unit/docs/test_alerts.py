@@ -5,6 +5,7 @@ And each has a runbook, and each metric in them is one of the controller's.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,8 +21,8 @@ from kueue_integration.controller import metrics
 
 RULES = CHART / "alerts.yaml"
 PAGE = ROOT / "docs/operations/alerts.md"
-PROMTOOL = shutil.which("promtool")
-NO_PROMTOOL = "no promtool: Debian's package prometheus has it"
+PROMTOOL = os.environ.get("SINGULARITY_PROMTOOL") or shutil.which("promtool")
+NO_PROMTOOL = "no promtool: SINGULARITY_PROMTOOL is printed by `python -m localcluster.prepare --env`"
 HEALTHY = {
     'singularity_leader{pod="a"}': "1x120",
     'singularity_leader{pod="b"}': "0x120",
@@ -75,25 +76,24 @@ def rules() -> list[dict[str, Any]]:
 
 
 def scene(series: dict[str, str], name: str, expected: list[str]) -> dict[str, Any]:
-    """A test of promtool that says which alerts fire after two hours, by name alone."""
+    """A test of promtool that says which alerts fire after two hours, and that no other does."""
     return {
         "name": name,
         "interval": "1m",
         "input_series": [{"series": key, "values": values} for key, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": f'sum by (alertname) (ALERTS{{alertstate="firing", alertname="{alert}"}}) > bool 0',
+                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
                 "eval_time": "118m",
-                "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if alert in expected else [],
+                "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in expected],
             }
-            for alert in FIRES
         ],
     }
 
 
 def play(tmp_path: Path, scenes: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
     file = tmp_path / "scenes.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": scenes}))
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5m", "tests": scenes}))
     command = [str(PROMTOOL), "test", "rules", str(file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

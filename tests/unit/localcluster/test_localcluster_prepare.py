@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Names of the Go programs that were asked for; nothing is built."""
+    """Names of the programs that were asked for; nothing is built."""
     made: list[str] = []
 
     def one(part: gobuild.GoPart, cache: Path, progress: object) -> Path:
@@ -24,7 +24,12 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(host, "check_root", lambda: None)
     monkeypatch.setattr(host, "check", lambda cache, progress: None)
+    def alerts(cache: Path, progress: object) -> Path:
+        made.append("promtool")
+        return tmp_path
+
     monkeypatch.setattr(gobuild, "build", one)
+    monkeypatch.setattr(prepare, "promtool", alerts)
     for name in ("debian", "torch"):
         monkeypatch.setattr(rootfs, name, lambda cache, progress: tmp_path)
     return made
@@ -38,7 +43,7 @@ def test_only_a_demo_does_without_the_server_that_tests_need(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["prepare", *arguments])
     assert prepare.main() == 0
-    assert (gobuild.FAKE_GCS.name in built) is with_it
+    assert (gobuild.FAKE_GCS.name in built) is ("promtool" in built) is with_it
     assert {part.name for part in gobuild.PARTS} <= set(built)
 
 
