@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.protocol.messages import JobRequest, SaveCause
+from proxy.protocol.messages import CheckpointRef, JobRequest, SaveCause
 
 from ..contract import attempt_records, leaves, saveable
 from ..contract.leaves import Leave
 from ..kube.resources import Object
+from ..requests import user_requests
 from . import attempt_history
 from .actions import Action, Decision, NoteLeave, PatchWorkload, RequestReadmission
 from .snapshot import Job, Snapshot, Workload, of_attempt, readable_or
@@ -96,11 +97,19 @@ def verdict(
         if known.tries < TRIES:  # it may be we who were away
             return Verdict(note=replace(begun, tries=known.tries + 1))
         return Verdict(note=failed(known, f"the pods gave no answer, asked {TRIES} times", now), cause="pods")
+    workers = None if request is None else request.workers
+    few = "" if workers is None else user_requests.crowded(_saved(job, known), workers)
+    if few:
+        return Verdict(note=failed(known, few, now))
     if known.since <= now < known.since + USED_S:
         return Verdict(go=f"saved as {known.checkpoint}" if known.checkpoint else known.message)
     if known.tries >= TRIES:
         return Verdict(note=failed(known, f"it was saved {TRIES} times, and could not be stopped in time", now))
     return Verdict(note=replace(begun, tries=known.tries + 1))
+
+
+def _saved(job: Job, known: Leave) -> CheckpointRef | None:
+    return next((ref for ref in job.checkpoints if ref.id == known.checkpoint), None)
 
 
 def _nothing_to_save(snapshot: Snapshot, workload: Workload) -> str:

@@ -55,7 +55,7 @@ def _accept(job: Job, workload: Workload | None, request: JobRequest, status: Re
     message = "taken up"
     if request.op == "resize":
         assert request.workers is not None  # `problem` has seen to it
-        least = required(job.fewest_workers) if request.min_workers is None else request.min_workers
+        least = required(job.fewest_asked) if request.min_workers is None else request.min_workers
         fewest = min(least, request.workers)
         change = {job_names.ANN_WORKERS: str(request.workers), job_names.ANN_MIN_WORKERS: str(fewest)}
         if given is not None and fewest <= given.count < request.workers and not request.at_once:

@@ -179,7 +179,15 @@ def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | No
     if ranks % workers:
         fits = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
         return "workers", workers, f"does not divide its {ranks} ranks evenly; use one of {fits}"
-    return None
+    why = "" if request.lose_work else crowded(attempt_records.checkpoint(job), workers)
+    return ("workers", workers, why) if why else None
+
+
+def crowded(ref: CheckpointRef | None, workers: int) -> str:
+    """Why the ranks of a checkpoint have no room in so few pods, "" if they have, or that is not known."""
+    if ref is None or workers >= ref.fewest:
+        return ""
+    return f"its ranks need {ref.fewest} pods ({ref.crowded}): let each rank choose a port of its own"
 
 
 def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:

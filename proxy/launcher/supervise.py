@@ -8,12 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..protocol import exit_codes, names, phases, starters
-from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan, Weight
+from ..protocol import addresses, exit_codes, names, phases, starters
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Occupied, Plan, Weight
 from ..protocol.phases import StartPhases
 from . import device, memory, reap, signals, verdict
 from .client import SidecarClient
@@ -28,7 +28,7 @@ from .paths import Paths
 from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
 from .refusal import Refusals
-from .snapshot import ended, standstill
+from .snapshot import ended, image, standstill
 from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
@@ -447,6 +447,11 @@ class Supervisor:
     def _living(self) -> dict[int, Rank]:
         return {number: rank for number, rank in self.ranks.items() if number not in self.codes}
 
+    def _occupied(self, command: LauncherCommand, ranks: Iterable[int]) -> list[Occupied]:
+        folders = {rank: self.paths.image(command.checkpoint_id, rank) for rank in ranks if not command.trial}
+        held = {rank: image.read_record(f).occupied for rank, f in folders.items() if (f / image.RECORD).exists()}
+        return [Occupied(rank, texts[: addresses.MOST]) for rank, texts in held.items() if texts]
+
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:
         began, laps = time.monotonic(), self._laps()
         left = DUMP_S if command.remaining_s is None else command.remaining_s
@@ -466,7 +471,7 @@ class Supervisor:
             for number in over if trial is None else ():
                 ended.save(self.paths, command.checkpoint_id, number)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
-            event = replace(event, save=phases.saved(laps.seconds))
+            event = replace(event, save=phases.saved(laps.seconds), occupied=self._occupied(command, going))
             text = f"{'tried' if command.trial else 'dumped'} {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:
             late = time.monotonic() >= deadline or (isinstance(error, DumpError) and error.passes)

@@ -124,6 +124,10 @@ class CheckpointRef(Record):
     """Why nobody can restore it: the store's copy is damaged. Only the controller writes this field and the next."""
     failed: list[FailedRestore] = field(default_factory=list)
     """Restores of it that failed since the last one that succeeded, oldest first."""
+    fewest: Count = 0
+    """Its ranks have no room in fewer pods: they hold the same ports. 0 where that is not known."""
+    crowded: str = ""
+    """... which ranks and ports these are."""
 
     @property
     def passed_over(self) -> str:
@@ -480,6 +484,14 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Occupied:
+    """What a rank holds of the addresses of its pod (`protocol.addresses`)."""
+
+    rank: Count
+    addresses: list[str]
+
+
+@dataclass(frozen=True)
 class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
     `dump_failed`/`restore_failed`: `message` says why; the container ends with `code` after the latter. `exited`:
@@ -504,6 +516,8 @@ class LauncherEvent:
     """`dumped`, `dump_failed`: what the command said, empty where no command was carried out."""
     save: SavePhases | None = None
     """`dumped`: as far as the launcher knows them."""
+    occupied: list[Occupied] = field(default_factory=list)
+    """`dumped`: of the ranks that hold any."""
     start: StartPhases | None = None
     """`started`, `restored`: likewise."""
     late: bool = False

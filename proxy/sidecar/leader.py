@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from ..errors import ControllerError, ProxyError, StaleAttemptError
-from ..protocol import names, page, phases
+from ..protocol import addresses, names, page, phases
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import (
     CheckpointFailure,
@@ -37,6 +37,8 @@ from .state_machine import Failure, Heard, Outcome, State, Trigger
 
 TICK_S: Final = 0.1
 """Longest time between two looks at the deadline while a checkpoint runs."""
+MOST_WORDS: Final = 240
+"""Of the sentence which ranks cannot share a pod: it stands in an annotation."""
 TELL_S: Final = 60.0
 """How long the leader tries to report a failure to the controller."""
 log = logging.getLogger(__name__)
@@ -338,6 +340,8 @@ class Leader:
         return manifest, sum(stored for _, _, stored in sets)
 
     def _ref(self, manifest: Manifest, sha256: str, stored: int) -> CheckpointRef:
+        held = {rank.rank: rank.addresses for item in self.heard.values() for rank in item.report.occupied}
+        fewest, crowded = addresses.fewest_pods(manifest.world_size, self.state.workers, held)
         return CheckpointRef(
             id=manifest.id,
             generation=manifest.generation,
@@ -351,6 +355,8 @@ class Leader:
             sha256=sha256,
             needs=hardware.needs() if manifest.engine == names.ENGINE_PROCESS else None,
             engine=cast(Engine, manifest.engine),
+            fewest=fewest if crowded else 0,
+            crowded=crowded[:MOST_WORDS],
         )
 
     def _request(self, state: State, ref: CheckpointRef, now: State) -> CommitRequest:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
-from ..protocol.messages import AnyId, Gpus, SaveCause, Through, Weight
+from ..protocol.messages import AnyId, Gpus, Occupied, SaveCause, Through, Weight
 from ..protocol.phases import SavePhases, StartPhases
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
@@ -73,6 +73,8 @@ class PodReport:
     """The last trial here."""
     weight: Weight | None = None
     """What the ranks hold, once the leader has asked."""
+    occupied: list[Occupied] = field(default_factory=list)
+    """Of generation `dumped`: what the ranks hold of this pod's addresses."""
     apart: bool = False
     """The ranks of this pod that run can go on without those that have ended."""
     images: list[RankImage] | None = None

@@ -20,7 +20,7 @@ from typing import Final
 from ..errors import MeshError, ProxyError
 from ..protocol import exit_codes, gpus, image_room, names, page, placement
 from ..protocol.manifest import RankImage
-from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, SaveCause, Through, Weight
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Occupied, Reading, SaveCause, Through, Weight
 from ..protocol.ratchet import RankView
 from ..store import PagesSocket, Store, memory
 from . import state_machine
@@ -107,6 +107,7 @@ class Pod:
         """The dump that was asked for last is for nothing but a trial."""
         self._tried: Tried | None = None
         self._weight: Weight | None = None
+        self._occupied: list[Occupied] = []
         self._weighs = False
         self._dump = ""
         """What this sidecar calls the dump that it has asked for."""
@@ -158,6 +159,7 @@ class Pod:
             cause=self._failed_for,
             tried=self._tried,
             weight=self._weight,
+            occupied=self._occupied,
             apart=self._page.apart(self._config.ranks),
             images=self._images,
             gpus=self._gpus,
@@ -259,7 +261,7 @@ class Pod:
             cause: SaveCause = "time" if event.late else "program"
             self._tried = Tried(event.generation, event.message if event.kind == "dump_failed" else "", cause)
         elif event.kind == "dumped" and event.generation == self._saving:
-            self._dumped = event.generation
+            self._dumped, self._occupied = event.generation, event.occupied
             self._phases.dumped(event)
             self._images_whole.set()
             if self._uploading != event.generation:

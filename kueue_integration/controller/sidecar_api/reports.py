@@ -45,6 +45,7 @@ NOT_RUNNING = ("starting", "restoring")
 SAME_S = 2.0
 """Two reports of an event's age mean the same event if the computed times differ by no more than this: reports have a
 delay."""
+MAX_CROWDED = 240
 MAX_NEEDS = 32
 """Features that a checkpoint may need, and letters of a name: it is kept in annotations of limited size."""
 
@@ -324,6 +325,8 @@ def _require_fit(job: Job, new: CheckpointRef) -> None:
         raise RefusedError(400, f"CommitRequest.checkpoint.id: {new.id!r} is not a checkpoint id")
     if not manifest.is_digest(new.sha256):
         raise RefusedError(400, f"CommitRequest.checkpoint.sha256: {new.sha256[:80]!r} is not a sha256 in hex")
+    if new.fewest > new.world_size or len(new.crowded) > MAX_CROWDED:
+        raise RefusedError(400, f"CommitRequest.checkpoint: fewest is more than the ranks, or crowded > {MAX_CROWDED}")
     needs = new.needs
     if needs is not None and (len(needs.cpu) > MAX_NEEDS or any(len(n) > MAX_NEEDS for n in _words(needs))):
         raise RefusedError(400, f"CommitRequest.checkpoint.needs: more than {MAX_NEEDS} features, or a longer name")

@@ -170,9 +170,18 @@ class Job:
         return self.parallelism if self.workers is None else self.workers
 
     @property
-    def fewest_workers(self) -> Count:
+    def fewest_asked(self) -> Count:
+        """As its owner wants it."""
         wanted = self.workers_wanted
         return wanted if self.min_workers is None or isinstance(wanted, UnreadableAnnotation) else self.min_workers
+
+    @property
+    def fewest_workers(self) -> Count:
+        """... and no fewer than the ranks of its checkpoint have room in, so that Kueue never admits so few."""
+        asked, wanted, ref = self.fewest_asked, self.workers_wanted, readable_or(self.checkpoint, None)
+        if ref is None or isinstance(asked, UnreadableAnnotation) or isinstance(wanted, UnreadableAnnotation):
+            return asked
+        return max(asked, min(ref.fewest, wanted))
 
     def ranks(self, pods: int) -> Count | None:
         """Its world size in an attempt of so many pods; None: it says none."""

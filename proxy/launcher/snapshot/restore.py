@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ...protocol import exit_codes, names
+from ...protocol import addresses, exit_codes, names
 from ...protocol.messages import Plan
 from .. import device, memory, pagewords
 from ..errors import MeetingError, RestoreError, SlotError
@@ -100,7 +100,7 @@ def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) 
     """
     for one, other in itertools.combinations(records, 2):
         for mine, theirs in itertools.product(one.occupied, other.occupied):
-            if one.pod != other.pod and sockets.clash(mine, theirs):
+            if one.pod != other.pod and addresses.clash(mine, theirs):
                 raise RestoreError(
                     f"ranks {one.rank} and {other.rank} cannot share a pod: the one has {mine}, the other {theirs}, in "
                     "pods of their own until now. Run the job on as many pods as it was saved on, or let each rank "
@@ -108,7 +108,7 @@ def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) 
                 )
     for record in records:
         for mine, theirs in itertools.product(record.occupied, in_use):
-            if ">" not in mine and sockets.clash(mine, theirs):
+            if ">" not in mine and addresses.clash(mine, theirs):
                 raise RestoreError(f"rank {record.rank} has {mine}, and in this pod {theirs} is in use already")
 
 

@@ -102,8 +102,8 @@ def kept(pids: Sequence[int], proc: Path = process_scan.PROC) -> list[str]:
 
 
 def occupied(pids: Sequence[int], proc: Path = process_scan.PROC) -> list[str]:
-    """What the processes hold of the pod's addresses, as `clash` compares it: `tcp 127.0.0.1:80`, and a connection as
-    `tcp 127.0.0.1:5000>127.0.0.1:80`."""
+    """What the processes hold of the pod's addresses, as `addresses.clash` compares it: `tcp 127.0.0.1:80`, and a
+    connection as `tcp 127.0.0.1:5000>127.0.0.1:80`."""
     return sorted({_occupied(h.socket) for h in _parted(pids, proc)[0]})
 
 
@@ -114,17 +114,6 @@ def _occupied(found: Socket) -> str:
 def in_use(proc: Path = process_scan.PROC) -> list[str]:
     """What listens or receives in our network namespace."""
     return sorted({_occupied(found) for found in table(proc).values() if not found.connected})
-
-
-def clash(one: str, other: str) -> bool:
-    """Whether a network has room for only one of both (without SO_REUSEPORT)."""
-    if ">" in one or ">" in other:
-        return one == other
-    (host, port), (other_host, other_port) = (text.rsplit(":", 1) for text in (one, other))
-    protocol, host = host.split(" ")
-    other_protocol, other_host = other_host.split(" ")
-    anywhere = {"0.0.0.0", "[::]"} & {host, other_host}  # noqa: S104 - compared, not bound
-    return (protocol, port) == (other_protocol, other_port) and (host == other_host or bool(anywhere))
 
 
 def leads_out(found: Socket, ours: set[tuple[Address, Address]]) -> bool:

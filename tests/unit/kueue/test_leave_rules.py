@@ -13,7 +13,7 @@ from controller_scene import CHECK, NS, T0
 
 from kueue_integration.contract import job_names, leaves, saveable
 from kueue_integration.contract.leaves import Leave
-from kueue_integration.controller import apply, leave
+from kueue_integration.controller import apply, leave, reshape
 from kueue_integration.controller.actions import (
     Action,
     AnswerRequest,
@@ -21,12 +21,13 @@ from kueue_integration.controller.actions import (
     PatchWorkload,
     RecordHistory,
     RequestReadmission,
+    Reshape,
 )
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.planning import carry_out
 from kueue_integration.controller.sidecar_api import reports
-from kueue_integration.controller.snapshot import Snapshot
+from kueue_integration.controller.snapshot import Job, Snapshot, Workload
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
@@ -166,6 +167,46 @@ def test_every_request_saves_first_and_then_stops_the_attempt(wish: JobRequest) 
     assert isinstance(action, (PatchWorkload, RequestReadmission)) and leave.stops(action)
     assert action.safe == "saved as train-a1-g1"
     assert reports.command(known, NOW) is None, "the ranks stay stopped until Kueue evicts"
+
+
+CROWDED = "on 2 pods ranks 1 and 2 would share one: tcp 0.0.0.0:80, tcp 0.0.0.0:80"
+
+
+def crowded(known: dict[str, Any]) -> dict[str, Any]:
+    """Saved, and its ranks have no room in fewer than three pods."""
+    told = commit()
+    told = replace(told, checkpoint=replace(told.checkpoint, fewest=3, crowded=CROWDED))
+    return after(known, reports.commit(known, told, NOW))
+
+
+def test_a_resize_to_fewer_pods_than_its_ranks_have_room_in_stops_nothing() -> None:
+    """The save shows that two of them hold one port."""
+    known, action = settled(crowded(saving(WISHES["resize to fewer"])))
+    assert action is None and answer(known).state == "failed"
+    assert f"its ranks need 3 pods ({CROWDED}): let each rank choose a port of its own" in answer(known).message
+    assert command(known).op == "resume", "the ranks go on"
+    assert known["metadata"]["annotations"][job_names.ANN_WORKERS] == "4"
+    assert saveable.current(known).verdict == "yes", "it can be saved"
+    again = settled(after(known, user_requests.written(replace(WISHES["resize to fewer"], id="r-2"))))[0]
+    assert answer(again).message.startswith("workers = 2: its ranks need 3 pods"), "known before it is saved"
+    forced = replace(WISHES["resize to fewer"], id="r-3", lose_work=True)
+    _, action = settled(after(known, user_requests.written(forced)))
+    assert action is not None and leave.stops(action)
+
+
+@pytest.mark.parametrize("op", ["pause", "migrate to a flavor", "resize above what it has"])
+def test_other_requests_do_not_ask_in_how_few_pods_there_is_room(op: str) -> None:
+    _, action = settled(crowded(saving(WISHES[op])))
+    assert action is not None and leave.stops(action)
+
+
+def test_kueue_never_admits_fewer_pods_than_the_ranks_of_the_checkpoint_have_room_in() -> None:
+    """A preempted job may get fewer pods than it had, and nobody can be asked first."""
+    known = crowded(job())
+    assert Job.parse(known).fewest_workers == 3 and Job.parse(known).fewest_asked == 2
+    known["spec"]["suspend"] = True
+    change = reshape.reshape(Job.parse(known), Workload.parse(scene.workload(reserved_at=None, wanted=4)))
+    assert isinstance(change, Reshape) and change.body["metadata"]["annotations"] == {MIN_PARALLELISM: "3"}
 
 
 @EVERY

@@ -45,6 +45,7 @@ from proxy.protocol.messages import (
     HelloReply,
     LauncherCommand,
     LauncherEvent,
+    Occupied,
     Origin,
     Plan,
     Progress,
@@ -405,6 +406,7 @@ class FakeLauncher:
         self.paths = Paths(config.root)
         self.over: dict[int, int] = {}
         """Ranks that had ended before this attempt -> their last step."""
+        self.occupied: list[Occupied] = []
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -565,7 +567,8 @@ class FakeLauncher:
             await self.post(failed)
             return
         save = SavePhases(dump=10.0 * (1 + self.config.index))
-        await self.post(LauncherEvent("dumped", command.generation, save=save, dump=command.dump))
+        event = LauncherEvent("dumped", command.generation, save=save, dump=command.dump, occupied=self.occupied)
+        await self.post(event)
 
     def kill_ranks(self) -> None:
         self.collective.close()

@@ -345,7 +345,9 @@ time.sleep(600)
     for rank in (0, 1):  # one after the other: here pods share a network
         pod = run(f"old-{rank}", fresh([rank], 2), script)
         until(lambda p=pod, r=rank: numbers(p.work(r) / "cwd/out"), "it listens", pod)  # type: ignore[misc]
-        assert dump(pod).kind == "dumped", pod.log()
+        event = dump(pod)
+        assert event.kind == "dumped", pod.log()
+        assert event.occupied == [messages.Occupied(rank, [f"tcp 127.0.0.1:{port}"])], "so the checkpoint says it"
         end(pod)
         old.append(pod)
     one = run("one", restore([0, 1], 2), script, (old[0], 0), (old[1], 1))

@@ -18,7 +18,7 @@ import pytest
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
 from proxy.launcher.ranks import halt, process_scan, torchrun
 from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets, views
-from proxy.protocol import names, starters
+from proxy.protocol import addresses, names, starters
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_which_sockets_travel(
     ],
 )
 def test_which_addresses_clash(one: str, other: str, wanted: bool) -> None:
-    assert sockets.clash(one, other) is sockets.clash(other, one) is wanted
+    assert addresses.clash(one, other) is addresses.clash(other, one) is wanted
 
 
 def test_what_a_process_occupies_and_what_is_in_use() -> None:

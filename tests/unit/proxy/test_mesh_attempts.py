@@ -26,6 +26,7 @@ from proxy.protocol.messages import (
     Gpus,
     LauncherCommand,
     LauncherEvent,
+    Occupied,
     PodGpus,
 )
 from proxy.sidecar import hardware, sidecar, state_machine
@@ -567,6 +568,19 @@ async def test_a_drain_of_pods_whose_clock_is_another_is_saved_in_their_grace_pe
     assert controller.failures == [] and len(controller.commits) == 1
     (dump,) = (c for c in world.launchers[0].commands if c.op == "dump")
     assert dump.remaining_s is not None and 10 < dump.remaining_s <= 30
+
+
+async def test_a_checkpoint_says_in_how_few_pods_its_ranks_have_room(world: World, controller: FakeController) -> None:
+    """So that Kueue admits no fewer, and a resize to fewer is refused before it stops anything."""
+    await world.stepped(3)
+    for launcher in world.launchers[1:3]:
+        launcher.occupied = [Occupied(rank.rank, ["tcp 127.0.0.1:80"]) for rank in launcher.ranks[:1]]
+    await controller.command(20, then="continue")
+    await eventually("commit", lambda: controller.commits)
+    ref = controller.commits[0].checkpoint
+    one, other = (launcher.ranks[0].rank for launcher in world.launchers[1:3])
+    assert 1 < ref.fewest <= len(world.launchers)
+    assert ref.crowded.endswith(f"ranks {one} and {other} would share one: tcp 127.0.0.1:80, tcp 127.0.0.1:80")
 
 
 @pytest.mark.parametrize("there", [True, False])
