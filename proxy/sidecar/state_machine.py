@@ -366,7 +366,8 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
         return replace(state, phase="save", acquired=True, barrier_at=now), None
     decision = ratchet.decide(views, state.generation, state.stop_at)
     if decision.finished or _cannot_go_on(state, heard, views):
-        return cancelled(state, f"a rank has ended already: {where}", "ended")
+        only = "" if state.apart else ". Only the process engine saves the others without it"
+        return cancelled(state, f"a rank has ended already: {where}{only}", "ended")
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
         background = state.overlaps and state.runs_on and not state.trial

@@ -9,7 +9,7 @@ import pytest
 from proxy.protocol import manifest, page
 from proxy.sidecar import state_machine, wording
 from proxy.sidecar.peers import PodReport, RankWords, Stop
-from proxy.sidecar.state_machine import Heard, State, Trigger
+from proxy.sidecar.state_machine import Failure, Heard, State, Trigger
 
 G = page.generation(3, 1)
 RUN, ABSENT, ENDED = page.STATE_RUNNING, page.STATE_ABSENT, page.STATE_FINISHED
@@ -140,6 +140,8 @@ def test_who_has_ended_is_left_out_where_the_others_can_go_on_without_it(
         assert state_machine.directive(state).ended == [0], "the ranks of other pods look for it no more"
         state, failure = state_machine.observe(state, _heard(ended, _pod(1, 8, G, apart=agents)), 102.0)
     assert (state.phase, failure is None) == (phase, phase == "save")
+    if isinstance(failure, Failure):
+        assert ("Only the process engine" in failure.message) is not engine
     if phase == "save":
         resumed = state_machine.committed(
             replace(state, phase="commit", trigger=replace(COMMAND, then="continue")), 103.0
@@ -151,7 +153,8 @@ def test_ended_rank_cancels_but_lets_terminating_pods_end_by_themselves() -> Non
     reports = _heard(_pod(0, 7, state=ENDED), _pod(1, 7, terminating_in_s=50.0))
     state, failure = state_machine.observe(NEW, reports, 101.0)
     assert failure is not None and failure.message == (
-        "a rank has ended already: rank 0 ended at step 7, rank 1 at step 7"
+        "a rank has ended already: rank 0 ended at step 7, rank 1 at step 7. Only the process engine saves the others "
+        "without it"
     )
     assert state_machine.directive(state).unsaved == [], "the others may be about to end in order"
     assert state_machine.observe(state, reports, 102.0) == (state, None)
