@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk.execution_time.context import NEVER_EXPIRE
+from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # not in its stub
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = [
