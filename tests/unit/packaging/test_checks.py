@@ -22,6 +22,12 @@ DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
                "proxy/b.py": "A = 'all gone'\nB: str = 'b'\nx == A\nx == B\n",
                "proxy/c/d.py": "from .. import b\nfrom ..b import A as C\nfrom e import A\nb.A in x\nx == C\nx == A\n"},
               ["'a b'", "' is over'", "'went away'", "b.py", "d.py", "d.py"]),
+    "annotation_readers": (
+        {"kueue_integration/jobs/a.py": "annotation(job, a.ANN_A)\nwhole(job, ANN_B)\nx['annotations'][ANN_C]\n"
+                                        "x['annotations'][ANN_C] = 1\nwritten(job, ANN_D)\nannotations.get(ANN_E)\n",
+         "kueue_integration/contract/b.py": "annotation(job, names.ANN_A)"},
+        ["a.py:1", "a.py:2", "a.py:3", "a.py:6"],
+    ),
     "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
                      for name, top in checks.ERROR_TREES.items()}, ["should draw", "Other is not below"] * 7),
     "borrowed_helpers": ({"tests/e2e/world.py": "", "tests/unit/test_a.py": "import world"}, ["world lies in another"]),
