@@ -85,3 +85,22 @@ def test_the_evidence_has_every_file_of_tests_with_what_it_shows(reference: Modu
     rows = [line.split(" | ") for line in reference.evidence().splitlines() if line.startswith("| `")]
     assert len(rows) == len([*(ROOT / "tests").rglob("test_*.py")])
     assert [row[0] for row in rows if len(row[1].strip(" |").split()) < 3] == []
+
+
+def test_a_picture_opens_in_full_size_and_a_file_of_the_repository_is_a_name() -> None:
+    pages = loaded(ROOT / "docs/pages.py")
+    shown = pages.on_page_content('<p><img alt="x" src="../a-dark.png#only-dark" /></p>')
+    assert shown == '<p><a class="picture" href="../a-dark.png"><img alt="x" src="../a-dark.png#only-dark" /></a></p>'
+    assert pages.on_page_markdown("[cut](../../proxy/protocol/cut.py), [b](b.md)") == (
+        "cut (`proxy/protocol/cut.py`), [b](b.md)"
+    )
+
+
+def test_the_pages_of_the_commands_stand_below_that_of_singularityctl(reference: ModuleType) -> None:
+    class Config:
+        nav = ({"Reference": [{"singularityctl": "singularityctl.md"}, {"Metrics": "reference/metrics.md"}]},)
+
+    (section,) = reference.on_config(Config()).nav
+    first, *below = section["Reference"][0]["singularityctl"]
+    assert first == {"All commands": "singularityctl.md"}
+    assert below == [f"cli/{name}.md" for name in reference.cli_reference.commands()]
