@@ -235,7 +235,7 @@ def connect(
             config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
     except _UNREADABLE as error:
         raise PlatformError(
-            f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster: "
+            f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster of a checkout: "
             "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
         ) from error
     return ApiKube(client.ApiClient(configuration), timeout_s)
