@@ -1,4 +1,5 @@
-"""Addresses of a pod that its ranks hold, such as `tcp 127.0.0.1:80`, and in how few pods all ranks have room. Pure."""
+"""Addresses of a pod that its ranks hold, such as `tcp 127.0.0.1:80` or `unix @name` (an abstract one), and in how few
+pods all ranks have room. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Final
 
 from . import placement
 
+UNIX: Final = "unix "
 MOST: Final = 64
 """Addresses of a rank that are looked at."""
 NEAR: Final = 16
@@ -15,13 +17,18 @@ NEAR: Final = 16
 
 def clash(one: str, other: str) -> bool:
     """Whether a network has room for only one of both (without SO_REUSEPORT). With `>`: connections."""
-    if ">" in one or ">" in other:
+    if _whole(one) or _whole(other):
         return one == other
     (host, port), (other_host, other_port) = (text.rsplit(":", 1) for text in (one, other))
     protocol, host = host.split(" ")
     other_protocol, other_host = other_host.split(" ")
     anywhere = {"0.0.0.0", "[::]"} & {host, other_host}  # noqa: S104 - compared, not bound
     return (protocol, port) == (other_protocol, other_port) and (host == other_host or bool(anywhere))
+
+
+def _whole(address: str) -> bool:
+    """There is no other that clashes with it than the same."""
+    return address.startswith(UNIX) or ">" in address
 
 
 def fewest_pods(world_size: int, workers: int, held: Mapping[int, Sequence[str]]) -> tuple[int, str]:
@@ -43,7 +50,7 @@ def _pairs(held: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, str],
     groups: dict[str, list[tuple[int, str]]] = {}
     for rank in sorted(held):
         for text in held[rank][:MOST]:
-            groups.setdefault(text if ">" in text else text.rsplit(":", 1)[1], []).append((rank, text))
+            groups.setdefault(text if _whole(text) else text.rsplit(":", 1)[1], []).append((rank, text))
     for group in groups.values():
         for place, one in enumerate(group):
             for other in group[place + 1 : place + 1 + NEAR]:

@@ -13,6 +13,7 @@ from pathlib import Path
 PROC = Path("/proc")
 _PIDFD_GETFD = 438
 """System call number, the same on all architectures."""
+_DELETED = " (deleted)"
 _PROJECTED = re.compile(r"/\.\.\d{4}_\d\d_\d\d_")
 
 
@@ -178,6 +179,22 @@ def deleted_files(pids: Sequence[int], proc: Path = PROC) -> dict[Path, int]:
                 continue
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                 found[Path(target)] = status.st_size
+    return found
+
+
+def links_left(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """A sentence for each open file whose own name is deleted, and that has another one (a hard link): CRIU refuses it
+    on a volume, and elsewhere it would become a file of its own. In /dev/shm it travels."""
+    found = []
+    for pid in pids:
+        for descriptor, target in open_files(pid, proc):
+            if not target.endswith(_DELETED) or target.startswith("/dev/shm/"):  # noqa: S108 - compared, not used
+                continue
+            with contextlib.suppress(OSError):
+                status = (proc / str(pid) / "fd" / str(descriptor)).stat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink > 0:
+                    path = target.removesuffix(_DELETED)
+                    found.append(f"{name(pid, proc)} has {path} open (descriptor {descriptor})")
     return found
 
 

@@ -271,7 +271,7 @@ def _dump_rank(
     step = int(frozen["step"]) if frozen else count
     held = frozen is None
     pids = process_scan.processes(slot.init)
-    taken, cut = sockets.occupied(pids), sockets.cut(pids)
+    taken, cut = [*sockets.occupied(pids), *unix_sockets.abstract(pids)], sockets.cut(pids)
     pod = socket.gethostname()
     only_written = {file.path for file in sizes} - {file.path for file in volume if file.mapped}
     kept = [file for file in volume if file.path not in only_written]

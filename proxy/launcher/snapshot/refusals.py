@@ -54,6 +54,11 @@ _KINDS: tuple[tuple[Find, str, str], ...] = (
         "Let it detach from them",
     ),
     (
+        lambda _, pids, __: process_scan.links_left(pids),
+        "files are open whose name is deleted while another hard link to them is left",
+        "Close them, or open them by the name that is left",
+    ),
+    (
         lambda slot, _, __: process_scan.strays(slot.init, slot.root),
         "processes do not descend from the first one of their rank, and would be lost",
         "A rank that is started anew keeps such processes",

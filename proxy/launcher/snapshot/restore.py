@@ -108,7 +108,7 @@ def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) 
                 )
     for record in records:
         for mine, theirs in itertools.product(record.occupied, in_use):
-            if ">" not in mine and addresses.clash(mine, theirs):
+            if addresses.clash(mine, theirs):
                 raise RestoreError(f"rank {record.rank} has {mine}, and in this pod {theirs} is in use already")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...protocol import addresses
 from ..ranks import process_scan
 from ..ranks.process_scan import PROC
 
@@ -83,6 +84,13 @@ def _socket(content: bytes) -> UnixSocket:
             waiting = len(value) // 4
         at += max(size + 3 & ~3, 4)
     return UnixSocket(inode, name, peer, waiting, connected)
+
+
+def abstract(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """Names without a path that sockets of the processes have: all ranks of a pod share them (`protocol.addresses`)."""
+    known = table()
+    names = {known[inode].name for _, _, inode in _held(pids, proc) if inode in known}
+    return sorted(f"{addresses.UNIX}{name}" for name in names if name.startswith("@"))
 
 
 def external(pids: Sequence[int], proc: Path = PROC) -> list[str]:

@@ -257,6 +257,11 @@ def outside():
     client = socket.socket(socket.AF_UNIX)
     client.connect("/shared/server")
     return client.close
+def linked():
+    held = os.open("/first", os.O_RDWR | os.O_CREAT)
+    os.link("/first", "/second")
+    os.unlink("/first")
+    return lambda: os.close(held)
 def watched():
     held, queue = os.open("gone", os.O_CREAT), libc.inotify_init1(0)
     assert libc.inotify_add_watch(queue, b"gone", 2) > 0
@@ -297,6 +302,7 @@ REFUSED = {
     "lease": r"leases on files do not travel: rank 0: .*\(pid 1000\) has a lease \(F_SETLEASE\) on \S+/leased",
     "outside": r"other end outside the rank: rank 0: .*\(pid 1000\) is connected to /\S*server \(descriptor \d",
     "watched": r"rank 0: files that are watched by inotify were not found by a path .*\(pid 1000\) \(descriptor \d",
+    "linked": r"another hard link to them is left: rank 0: .*\(pid 1000\) has /first open \(descriptor \d+\)\. Close",
     "traced": r"under a debugger: rank 0: .*\(pid 100\d\) is traced by .*\(pid 1000\)",
     "stray": r"do not descend from the first one of their rank, .*: rank 0: .*\(pid 10\d\d\). A rank",
 }

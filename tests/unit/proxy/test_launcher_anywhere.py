@@ -336,8 +336,11 @@ while True:
 def test_two_ranks_with_one_port_do_not_become_one_pod(run: Make) -> None:
     port = free_port()
     script = f"""
-import socket, time
+import os, socket, time
 server = socket.create_server(("127.0.0.1", {port}))
+own = socket.socket(socket.AF_UNIX)
+own.bind("\\0own-" + os.environ["RANK"])
+own.listen()
 open("out", "w").write("1\\n")
 time.sleep(600)
 """
@@ -347,7 +350,8 @@ time.sleep(600)
         until(lambda p=pod, r=rank: numbers(p.work(r) / "cwd/out"), "it listens", pod)  # type: ignore[misc]
         event = dump(pod)
         assert event.kind == "dumped", pod.log()
-        assert event.occupied == [messages.Occupied(rank, [f"tcp 127.0.0.1:{port}"])], "so the checkpoint says it"
+        held = [f"tcp 127.0.0.1:{port}", f"unix @own-{rank}"]
+        assert event.occupied == [messages.Occupied(rank, held)], "so the checkpoint says it"
         end(pod)
         old.append(pod)
     one = run("one", restore([0, 1], 2), script, (old[0], 0), (old[1], 1))

@@ -17,7 +17,7 @@ import pytest
 
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
 from proxy.launcher.ranks import halt, process_scan, torchrun
-from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets, views
+from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets, unix_sockets, views
 from proxy.protocol import addresses, names, starters
 
 
@@ -276,6 +276,8 @@ def test_which_sockets_travel(
         ("tcp [::1]:80", "tcp [::]:80", True),
         ("tcp 127.0.0.1:80", "tcp 127.0.0.1:80>127.0.0.1:90", False),
         ("tcp 127.0.0.1:90>127.0.0.1:80", "tcp 127.0.0.1:90>127.0.0.1:80", True),
+        ("unix @name", "unix @name", True),
+        ("unix @name:80", "tcp 0.0.0.0:80", False),
     ],
 )
 def test_which_addresses_clash(one: str, other: str, wanted: bool) -> None:
@@ -291,6 +293,13 @@ def test_what_a_process_occupies_and_what_is_in_use() -> None:
         assert f"tcp {host}:{port}" in sockets.in_use()
         accepted.close()
     assert f"tcp {host}:{port}" not in sockets.in_use()
+
+
+def test_a_rank_holds_its_abstract_names() -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{os.getpid()}-name")
+        assert f"unix @{os.getpid()}-name" in unix_sockets.abstract([os.getpid()])
+    assert not unix_sockets.abstract([os.getpid()])
 
 
 def holder(rank: int, pod: str, *occupied: str) -> image.RankRecord:
