@@ -284,8 +284,8 @@ def test_sample_queues_name_the_fence():
     assert queue["admissionChecksStrategy"] == {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     (group,) = queue["resourceGroups"]
     assert [(f["name"], f["resources"][0]["nominalQuota"]) for f in group["flavors"]] == [
-        ("ondemand", "1"),
-        ("spot", "500m"),
+        ("ondemand", "8"),
+        ("spot", "4"),
     ]
     assert objects["LocalQueue", "training"]["metadata"]["namespace"] == "default"
     classes = {name: o["value"] for (kind, name), o in objects.items() if kind == "WorkloadPriorityClass"}
