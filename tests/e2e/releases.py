@@ -1,6 +1,7 @@
-"""Releases of this project on the local cluster: the one of this checkout, and one of before, built from its commit.
+"""Releases of this project on the local cluster: this checkout's, one of before from its commit, and one to come.
 
-    before = releases.before(cluster)      # the last of releases.toml: source from git, images by its own code
+    before = releases.before(stage, say)   # the last of releases.toml: source from git, images by its own code
+    after = releases.after(stage, say)     # this one, with fields that it does not know and a higher schema
     before.install(trusted=[...])          # its chart, its images, as an administrator upgrades or rolls back
     before.ctl("pause", "job", "-n", "ns") # its singularityctl
     before.submit(spec)                    # its library, as its Airflow provider does it
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +25,7 @@ from typing import Any
 import pytest
 import tomllib
 
+from kueue_integration.contract import attempt_records
 from kueue_integration.spec.train_spec import TrainSpec
 from localcluster import registry
 from localcluster.addons.chart import NAMESPACE, RELEASE, Chart, local_values
@@ -31,13 +34,14 @@ from localcluster.config import NODES, ClusterConfig, cache_dir
 from localcluster.control_plane.kubectl import for_cluster
 from localcluster.demo.stage import CHECKOUT, Stage
 from localcluster.images import containers, gobuild, rootfs
-from localcluster.images.containers import AGENT, CONTROLLER
+from localcluster.images.containers import AGENT, CONTROLLER, TRAIN
 from localcluster.images.oci import Image, ImageStore
 from localcluster.namespaces import sandbox
 from localcluster.nodes.images import NodeImages
 
 TOML = Path(__file__).with_name("releases.toml")
 TIMEOUT_S = 600.0
+NEXT_SCHEMA = attempt_records.SCHEMA + 1
 # Run by the release's own code: what goes into its images, only it knows.
 _BUILD = """
 import json, sys
@@ -57,6 +61,22 @@ from kueue_integration.spec import platform_config
 from kueue_integration.spec.train_spec import TrainSpec
 kube = connect(sys.argv[1])
 lifecycle.submit(kube, TrainSpec(**json.load(sys.stdin)), platform_config.load(kube))
+"""
+
+
+# Appended to `proxy/protocol/messages.py`: each message and record of these has one field more, which is written.
+_GROWN = """
+
+def _grown(base):
+    def fill(self):
+        object.__setattr__(self, "weather", "fair")
+    more = {"__annotations__": {"weather": str}, "weather": "", "__post_init__": fill}
+    more |= {"__module__": __name__, "__doc__": base.__doc__}
+    return dataclass(frozen=True)(type(base.__name__, (base,), more))
+
+
+for _name in ("AttemptRecord", "CheckpointRef", "Command", "HelloReply", "Hello", "CommitRequest", "RequestStatus"):
+    globals()[_name] = _grown(globals()[_name])
 """
 
 
@@ -123,9 +143,34 @@ def before(stage: Stage, say: Callable[[str], None]) -> Release:
     """The last release before this one, its images on every node. Skips the test if its commit is not in the clone."""
     newest: Mapping[str, Any] = tomllib.loads(TOML.read_text())["release"][-1]
     version, commit = str(newest["version"]), str(newest["commit"])
-    config, cache = _config(stage), cache_dir()
-    folder, what = cache / "releases" / commit, f"the source of {version}"
+    folder, what = cache_dir() / "releases" / commit, f"the source of {version}"
     tree = made_once(folder, lambda draft: _extract(commit, draft), what=what, progress=say)
+    return _built(stage, version, tree)
+
+
+def after(stage: Stage, say: Callable[[str], None]) -> Release:
+    """A release to come, its images on every node: it writes fields that this one does not know."""
+    folder = cache_dir() / "releases" / "next"
+    shutil.rmtree(folder, ignore_errors=True)
+    sources = {source for recipe in (AGENT, CONTROLLER, TRAIN) for source in (recipe.dockerfile, *recipe.sources)}
+    for source in sorted({*sources, "charts", "localcluster", "kueue_integration", "proxy"}):
+        path, target = CHECKOUT / source, folder / source
+        if path.is_dir():
+            shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+    with (folder / "proxy/protocol/messages.py").open("a") as messages:
+        messages.write(_GROWN)
+    records = folder / "kueue_integration/contract/attempt_records.py"
+    text = records.read_text()
+    assert text.count(f"\nSCHEMA = {attempt_records.SCHEMA}\n") == 1
+    records.write_text(text.replace(f"\nSCHEMA = {attempt_records.SCHEMA}\n", f"\nSCHEMA = {NEXT_SCHEMA}\n"))
+    return _built(stage, "next", folder)
+
+
+def _built(stage: Stage, version: str, tree: Path) -> Release:
+    config, cache = _config(stage), cache_dir()
     done = _python(tree, ["-c", _BUILD, str(cache)], "", {})
     assert done.returncode == 0, f"images of {version}: {done.stdout}{done.stderr}"
     store = ImageStore(cache / "images" / "store")

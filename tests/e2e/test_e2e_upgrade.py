@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import releases
 from releases import Release
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration.requests import verbs
+from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.kube.resources import annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -19,29 +20,53 @@ QUEUES = {"own": {"ondemand": "150m", "spot": "150m"}, "fought": {"ondemand": "1
 
 
 @pytest.fixture
-def now(stage: Stage) -> Release:
-    return releases.of_checkout(stage)
-
-
-@pytest.fixture
-def before(stage: Stage, now: Release, say: Callable[[str], None]) -> Iterator[Release]:
-    """The last release; the cluster has this one again afterwards."""
-    made = releases.before(stage, say)
+def now(stage: Stage) -> Iterator[Release]:
+    """This release; the cluster has it again afterwards."""
+    made = releases.of_checkout(stage)
     yield made
-    now.install()
+    made.install()
 
 
-def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(rows: Rows, before: Release, now: Release) -> None:
-    # 0.1.0 kept no list of the images that it was configured with: for this pair the administrator names the other one.
-    before.install(trusted=[now.agent])
-    here = rows.submit
-    rows.submit = before.submit
+def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(
+    rows: Rows, stage: Stage, now: Release, say: Callable[[str], None]
+) -> None:
+    """0.1.0 kept no list of the images that it was configured with: here the administrator names the other one."""
+    before = releases.before(stage, say)
+    play(rows, before, now, older_trusts=[now.agent], newer_trusts=[before.agent])
 
+
+@pytest.mark.full
+def test_nothing_of_a_release_to_come_is_lost(
+    rows: Rows, stage: Stage, now: Release, say: Callable[[str], None]
+) -> None:
+    """It writes fields and a schema that this one does not know. Images of both are trusted by what the Lease says."""
+    jobs = play(rows, now, releases.after(stage, say))
+    job = jobs[0].job()
+    assert attempt_records.schema(job) == releases.NEXT_SCHEMA
+    first, last = attempt_records.history(job)[0], attempt_records.history(job)[-1]
+    assert (first.attempt, last.ended_by) == (1, "Finished")
+    assert '"weather":"fair"' in (annotation(job, job_names.ANN_HISTORY) or "")
+
+
+def play(
+    rows: Rows, older: Release, newer: Release, older_trusts: Sequence[str] = (), newer_trusts: Sequence[str] = ()
+) -> list[Training]:
+    """All of it; the jobs, which have ended well."""
+
+    def install(release: Release) -> None:
+        release.install(trusted=older_trusts if release is older else newer_trusts)
+        rows.say(f"--> release {release.version} is installed")
+
+    def submitted_with(release: Release) -> None:
+        rows.submit = release.submit
+
+    install(older)
+    submitted_with(older)
     running = rows.train("running", "own", workers=2)
     paused = rows.train("paused", "own")
     running.until_steps()
     paused.until_steps()
-    before.ctl("pause", "paused", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
+    older.ctl("pause", "paused", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
     rows.other("in-the-way", "full")
     rows.until_admitted("in-the-way")
     queued = rows.train("queued", "full")
@@ -51,35 +76,31 @@ def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(rows: Rows, 
     rows.other("urgent", "fought", pods=2)
     evicted.until(lambda s: s.attempts[-1].evicted_at, "its eviction")
 
-    now.install(trusted=[before.agent])
-    rows.say("--> upgraded")
-    rows.submit = here
+    install(newer)
     evicted.slow(False)
     assert evicted.until_ended().checkpoint is not None
     rows.until_admitted("urgent")
     rows.remove("urgent")
-    evicted.until_attempt(2)  # pods of the release before, made under this one
+    evicted.until_attempt(2)  # pods of the older release, made under the newer one
     rows.remove("in-the-way")
     queued.until_steps()
-    verbs.wait(rows.kube, verbs.resume(rows.kube, NAMESPACE, "paused"), TIMEOUT_S)
+    newer.ctl("resume", "paused", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
     paused.until_attempt(2)
-    verbs.wait(rows.kube, verbs.migrate(rows.kube, NAMESPACE, "running", flavor="spot"), TIMEOUT_S)
+    newer.ctl("migrate", "running", "--flavor", "spot", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
     running.until_attempt(2)
+    submitted_with(newer)
     new = rows.train("new", "own")
     new.until_steps()
-    saved = verbs.wait(rows.kube, verbs.checkpoint(rows.kube, NAMESPACE, "queued"), TIMEOUT_S)
-    assert saved.state == "done", saved
+    newer.ctl("checkpoint", "queued", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
 
-    before.install(trusted=[now.agent])
-    rows.say("--> rolled back")
+    install(older)
     for job in (running, paused, queued, evicted, new):
         trains_on(job)
-    before.ctl("pause", "new", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
-    before.ctl("status", "running", "-n", NAMESPACE)
+    older.ctl("pause", "new", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
+    older.ctl("status", "running", "-n", NAMESPACE)
 
-    now.install(trusted=[before.agent])
-    rows.say("--> upgraded again")
-    verbs.wait(rows.kube, verbs.resume(rows.kube, NAMESPACE, "new"), TIMEOUT_S)
+    install(newer)
+    newer.ctl("resume", "new", "-n", NAMESPACE, "--wait", "--timeout", str(TIMEOUT_S))
     new.until_attempt(2)
     ended = {
         running: ["Migrated", "Finished"],
@@ -93,6 +114,7 @@ def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(rows: Rows, 
         last = job.finish()
         assert [record.ended_by for record in last.attempts] == how
         job.assert_exact(last)
+    return [*ended]
 
 
 def trains_on(job: Training) -> None:
