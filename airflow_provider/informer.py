@@ -1,4 +1,4 @@
-"""One watch of Jobs and Workloads per (connection, namespace) in a triggerer, shared by all its triggers.
+"""One watch of Jobs, Workloads and progress per (connection, namespace) in a triggerer, shared by all its triggers.
 
 A thousand deferred tasks cost two API connections and no polling. The informer never fails its subscribers: an
 unreachable API server only means that nothing new is known.
@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kueue_integration.contract import job_names
-from kueue_integration.errors import Gone, KubeError
+from kueue_integration.contract import job_names, progress_objects
+from kueue_integration.errors import Forbidden, Gone, KubeError, NotFound
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.interning import Strings
-from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, WORKLOAD, Kind, Object, label
+from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, PROGRESS, WORKLOAD, Kind, Object, label
 
 from .cluster import connect_async
 
@@ -63,12 +63,13 @@ class Subscription:
 
     @property
     def job(self) -> Object | None:
-        return self.informer.jobs.get(self.name)
+        found = self.informer.jobs.get(self.name)
+        return None if found is None else self.informer.shown(found)
 
     @property
     def jobs(self) -> list[Object]:
         """Every managed Job of the namespace."""
-        return list(self.informer.jobs.values())
+        return [self.informer.shown(job) for job in self.informer.jobs.values()]
 
     @property
     def workload(self) -> Object | None:
@@ -116,6 +117,8 @@ class Informer:
         self.jobs: dict[str, Object] = {}
         self.workloads: dict[str, Object] = {}
         """By the uid of their Job."""
+        self.notes: dict[str, str] = {}
+        """The newest progress of running jobs, by the uid of the Job."""
         self.trouble = ""
         self.cluster: AsyncKube | None = None
         self.log_slots = asyncio.Semaphore(LOG_READERS)
@@ -187,6 +190,7 @@ class Informer:
         tasks = [
             asyncio.create_task(self._follow(cluster, JOB, managed)),
             asyncio.create_task(self._follow(cluster, WORKLOAD, KUEUE_JOB_UID_LABEL)),
+            asyncio.create_task(self._follow_progress(cluster)),
         ]
         try:
             await asyncio.gather(*tasks)
@@ -194,6 +198,18 @@ class Informer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def shown(self, job: Object) -> Object:
+        """`job` with its newest progress."""
+        return progress_objects.laid_over(job, self.notes.get(job["metadata"]["uid"]))
+
+    async def _follow_progress(self, cluster: AsyncKube) -> None:
+        """Nothing but lines of the log needs it: who may not read it sees what stands on the Jobs."""
+        try:
+            await self._follow(cluster, PROGRESS, "")
+        except (Forbidden, NotFound) as error:
+            where = f"connection {self.conn_id}, namespace {self.namespace}"
+            log.info("%s: progress is shown at changes of phase only: %s", where, error)
 
     async def _follow(self, cluster: AsyncKube, kind: Kind, selector: str) -> None:
         while True:
@@ -230,6 +246,12 @@ class Informer:
                 await asyncio.sleep(random.uniform(0.5, 1.5))  # noqa: S311
 
     def _replace(self, kind: Kind, items: list[Object]) -> None:
+        if kind is PROGRESS:
+            self.notes = {}
+            for item in items:
+                self._put_note(item)
+            self._notify_all()
+            return
         if kind is JOB:
             self.jobs = {item["metadata"]["name"]: item for item in items}
         else:
@@ -243,7 +265,19 @@ class Informer:
             self.trouble = ""
         self._notify_all()
 
+    def _put_note(self, obj: Object) -> None:
+        text = progress_objects.note_of(obj)
+        if text is not None:
+            self.notes[progress_objects.uid_of(obj)] = text
+
     def _apply(self, kind: Kind, event: str, obj: Object) -> None:
+        if kind is PROGRESS:
+            if event == "DELETED":
+                self.notes.pop(progress_objects.uid_of(obj), None)
+            else:
+                self._put_note(obj)
+            self._notify(label(obj, job_names.LABEL_JOB) or "")
+            return
         if kind is JOB:
             name = obj["metadata"]["name"]
             if event == "DELETED":

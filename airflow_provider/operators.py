@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from airflow.sdk import BaseOperator, timezone
 from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
+from kueue_integration.contract.progress_objects import shown
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import summarise
@@ -338,7 +339,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
         for former in owned:
             if not decision.adopt or former["metadata"]["uid"] != decision.claim.uid:
-                add_past(store, document(summarise(former, kube.get_workload_for_job(former), ())))
+                add_past(store, document(summarise(shown(kube, former), kube.get_workload_for_job(former), ())))
         # An earlier try that died before it wrote the uid down may have left the Job without its Service and files.
         unfinished = record is not None and record.uid is None
         spec = None
@@ -389,7 +390,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             ti.xcom_push(key=PLACE_KEY, value=START)
         job = kube.find(JOB, claim.namespace, claim.name) if decision.adopt else None
         if job is not None and is_true(job, "Complete"):
-            lineage = document(summarise(job, kube.get_workload_for_job(job), ()), self.preemption_alert)
+            lineage = document(summarise(shown(kube, job), kube.get_workload_for_job(job), ()), self.preemption_alert)
             reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None
@@ -427,7 +428,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 self.kubernetes_conn_id, self.namespace = made_with, record.namespace
                 return []
             for former in owned:
-                add_past(store, document(summarise(former, kube.get_workload_for_job(former), ())))
+                add_past(store, document(summarise(shown(kube, former), kube.get_workload_for_job(former), ())))
             self._make_room(kube, decision, look.keeps)
             kept = start_point.left(submission.owned_jobs(kube, record.namespace, look.key, {look.deployment}))
         except KubeError as error:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from kueue_integration.errors import Conflict, KubeError
@@ -212,7 +213,9 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
 
     def _publish(self, status: JobStatus) -> None:
         """Keep the XCom `lineage` current; one write at a time, and none when only the step has moved."""
-        mark = (status.phase, status.reason, status.attempts)
+        # A running attempt's last step and GPUs move with each note of progress.
+        marks = [replace(a, last_step=None, gpus=None) if a.ended_by is None else a for a in status.attempts]
+        mark = (status.phase, status.reason, marks)
         if mark == self._published or self.task_instance is None:
             return
         self._behind = self._publishing is not None and not self._publishing.done()

@@ -17,7 +17,6 @@ from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
 from .controller.reconciler import Reconciler
 from .controller.sidecar_api.http import Api, Hub, health_app
-from .controller.sidecar_api.shares import THREADS
 from .errors import SingularityError
 from .kube import server_time
 from .kube.client import connect
@@ -25,6 +24,8 @@ from .multikueue.reconciler import MultiKueueReconciler
 
 log = logging.getLogger("controller")
 
+EXTRA_THREADS = 4
+"""For what is not a call of the pods: the numbers, the end."""
 STUCK_S = 60.0
 """Workers that take no task for longer make the liveness probe fail."""
 IDLE_S = 60.0
@@ -48,7 +49,7 @@ async def serve(settings: config.Config) -> None:
     kube = connect(settings.kubeconfig)
     metrics, hub = Metrics(), Hub()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="api"))
+    loop.set_default_executor(ThreadPoolExecutor(EXTRA_THREADS, thread_name_prefix="extra"))
     hub.attach(loop)
     server = server_time.ServerClock()
     reconciler = Reconciler(
@@ -86,6 +87,7 @@ async def serve(settings: config.Config) -> None:
             metrics,
             leads=lambda: keeper.leads,
             now=server.now,
+            noted=reconciler.world.notes.take,
         )
     secret = (settings.secret_dir / "peer-key").read_bytes()
     api = Api(kube, reconciler.world, hub, secret, metrics, server, settings.trial_after_s)

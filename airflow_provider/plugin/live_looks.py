@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import job_names, progress_objects
 from kueue_integration.errors import KubeError
 from kueue_integration.jobs import queue_position
 from kueue_integration.jobs.queue_position import Position
@@ -150,6 +150,8 @@ def _of_namespace(
     pods: dict[str | None, list[Object]] = {}
     for pod in kube.list_pods(namespace, names):
         pods.setdefault(label(pod, job_names.LABEL_JOB), []).append(pod)
+    shown = progress_objects.all_shown(kube, namespace, own.values(), names)
+    own = dict(zip(own, shown, strict=True))
     workloads = _workloads(kube, namespace, list(own.values()))
     places = _places(kube, namespace, list(workloads.values()))
     for key, job in own.items():

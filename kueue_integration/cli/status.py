@@ -10,7 +10,7 @@ import yaml
 
 from proxy.protocol import decode
 
-from ..contract import job_names, kinds
+from ..contract import job_names, kinds, progress_objects
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..kube.api import Kube
@@ -72,7 +72,7 @@ def status(
 
 def list_jobs(kube: Kube, namespace: str | None) -> list[library.JobStatus]:
     """Status of every managed job of `namespace` (None: of all), by name; no request of its own for any of them."""
-    jobs = kinds.list_managed(kube, namespace)
+    jobs = progress_objects.all_shown(kube, namespace, kinds.list_managed(kube, namespace))
     if namespace is None:
         jobs.sort(key=lambda job: (job["metadata"]["namespace"], kinds.job_key(job)))
     pods: dict[tuple[str, str], list[Object]] = {}

@@ -5,15 +5,16 @@ These annotations are ours, but anybody who may edit the Job may spoil them: rea
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.protocol import names
-from proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, typed
-from proxy.protocol.messages import AttemptRecord, CheckpointRef
+from proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, json_value, typed
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, Gpus
 
+from ..kube.resources import annotation
 from . import annotation_values, job_names
 from .annotation_values import readable
 
@@ -29,7 +30,10 @@ MAX_BUDGET_S = 999_999
 
 @dataclass(frozen=True)
 class ProgressNote:
-    """The progress annotation: `step` boundaries passed in `attempt`, seen `at` (Unix seconds).
+    """What is known of a running attempt: `step` boundaries passed in `attempt`, seen `at` (Unix seconds).
+
+    It stands in a small object of its own (`progress_objects`), and in an annotation of the Job, which is written at
+    changes of phase.
 
     `phase` is what the leader was doing, as in `proxy.protocol.messages.Progress`.
     """
@@ -47,6 +51,10 @@ class ProgressNote:
     bytes_done: int | None = None
     bytes_total: int | None = None
     """While the phase is `uploading`: how much of the checkpoint the store has, and how much there is."""
+    gpus: Gpus | None = None
+    curve: list[AnyFloat] = field(default_factory=list)
+    """The newest points of the loss curve, which the annotation with the whole curve does not have yet: step, loss,
+    step, loss."""
 
 
 def schema(job: Mapping[str, Any] | None) -> int:
@@ -61,7 +69,35 @@ def newer(job: Mapping[str, Any] | None) -> bool:
 
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:
     """Attempts of `job`, oldest first; empty when there is none or the annotation is unreadable."""
-    return readable(annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord), [])
+    return readable(told_history(job), [])
+
+
+def told_history(job: Mapping[str, Any] | None) -> list[AttemptRecord] | Unreadable:
+    """The same; the last record says what the newer progress note knows."""
+    found = annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord)
+    if isinstance(found, Unreadable) or not found:
+        return found
+    seen = progress(job)
+    return found if seen is None else [*found[:-1], reached(found[-1], seen)]
+
+
+def stored_last(job: Mapping[str, Any] | None) -> AttemptRecord | None:
+    """The last record as it stands on the Job, without what a newer progress note knows."""
+    found = readable(annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord), [])
+    return found[-1] if found else None
+
+
+def reached(record: AttemptRecord, seen: ProgressNote) -> AttemptRecord:
+    """`record` with the last step and the GPUs of a note about the same attempt.
+
+    The commit that has ended an attempt knows its last step. Otherwise steps only grow: none is lost unnoticed.
+    """
+    if seen.attempt != record.attempt:
+        return record
+    gpus = record.gpus if seen.gpus is None else seen.gpus
+    moved = record.first_step is not None and seen.step > record.first_step and record.checkpoint is None
+    last = max(seen.step - 1, record.last_step or 0) if moved else record.last_step
+    return record if (last, gpus) == (record.last_step, record.gpus) else replace(record, last_step=last, gpus=gpus)
 
 
 def steps_lost(attempts: Sequence[AttemptRecord]) -> dict[int, int]:
@@ -99,12 +135,18 @@ def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
 
 
 def noted_progress(job: Mapping[str, Any] | None) -> ProgressNote | Unreadable | None:
-    """The same; a field that a newer controller has written is left out."""
-    data = annotation_values.value(job, job_names.ANN_PROGRESS)
-    if data is None or isinstance(data, Unreadable):
+    """The same, or why it cannot be read."""
+    text = annotation(job, job_names.ANN_PROGRESS)
+    return note(text) if text else None
+
+
+@functools.lru_cache(annotation_values.KEPT)
+def note(text: str) -> ProgressNote | Unreadable:
+    """The progress note that `text` is. Callers must not change it."""
+    data = json_value(text, annotation_values.MAX_TEXT)
+    if isinstance(data, Unreadable):
         return data
-    known = {field.name for field in dataclasses.fields(ProgressNote)}
-    return typed(ProgressNote, {k: v for k, v in data.items() if k in known} if isinstance(data, dict) else data)
+    return typed(ProgressNote, data)
 
 
 def trains_since(job: Mapping[str, Any], record: AttemptRecord) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from proxy.protocol.messages import Preemptor
 
-from ..contract import job_names, kinds
+from ..contract import job_names, kinds, progress_objects
 from ..kube.client import Kube
 from ..kube.resources import (
     CLUSTER_QUEUE,
@@ -16,6 +16,7 @@ from ..kube.resources import (
     KUEUE_JOB_UID_LABEL,
     LOCAL_QUEUE,
     POD,
+    PROGRESS,
     TRAINJOB,
     WORKLOAD,
     Object,
@@ -29,6 +30,7 @@ from .copies import Copies
 from .forever import Skips
 from .informer import Informer
 from .metrics import Metrics
+from .notes import Notes
 from .snapshot import Pod
 
 Changed = Callable[[Object, bool], None]
@@ -66,6 +68,12 @@ def _asked_of(podset: Object) -> Object:
         parts = [{k: one[k] for k in ("resources", "restartPolicy") if k in one} for one in template.get(key) or ()]
         asked.update({key: parts} if parts else {})
     return {**podset, "template": {"spec": asked}}
+
+
+def _note_alone(obj: Object) -> Object:
+    meta = obj["metadata"]
+    kept = {key: meta[key] for key in ("namespace", "name", "resourceVersion") if key in meta}
+    return {"metadata": kept, progress_objects.KEY: obj.get(progress_objects.KEY)}
 
 
 def _pod_owner(pod: Object) -> tuple[str, str | None]:
@@ -108,11 +116,19 @@ class World(Copies):
         self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=_worth_keeping, skip=skip)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue, skip=skip)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue, skip=skip)
+        self.notes = Notes(kube)
+        self.progress = Informer(kube, PROGRESS, self.notes.seen, optional=True, keep=_note_alone, skip=skip)
+        self.beside = (self.progress,)
         self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}
         self.informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
 
     def job(self, namespace: str, key: str) -> Object | None:
-        """Our copy of the managed job that is called `key`, seen as a Job."""
+        """Our copy of the managed job that is called `key`, seen as a Job, with its newest progress."""
+        found = self.stored_job(namespace, key)
+        return None if found is None else self.notes.over(found)
+
+    def stored_job(self, namespace: str, key: str) -> Object | None:
+        """The same as the API server has it."""
         kind, name = kinds.kind_and_name(key)
         found = self._of_kind[kind].get(namespace, name)
         return None if found is None else kinds.as_job(found)
@@ -123,7 +139,7 @@ class World(Copies):
         for kind, informer in self._of_kind.items():
             for job in informer.all():
                 with self._skips.over(kind.name, _name(job)):
-                    found.append(kinds.as_job(job))
+                    found.append(self.notes.over(kinds.as_job(job)))
         return found
 
     def workload_of(self, namespace: str, job: str) -> Object | None:
@@ -152,11 +168,13 @@ class World(Copies):
         self._on_pod(pod, deleted)
 
     def _job_changed(self, job: Object, deleted: bool) -> None:
+        if deleted:
+            self.notes.forget(str(job["metadata"].get("uid")))
         # All pods of a suspended Job go away, and the next attempt has other pods.
         if deleted or _resting(kinds.as_job(job)):
             with self._lost_lock:
                 self._lost.pop(kinds.place(job), None)
-        self._on_job(job, deleted)
+        self._on_job(self.notes.over(job), deleted)
 
     def preemptor(self, uid: str) -> Preemptor | None:
         """Who the Workload with this UID is, or the one of the Job with this UID."""

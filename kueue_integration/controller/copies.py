@@ -15,14 +15,16 @@ class Copies:
     """Of one cluster's objects, one informer per kind."""
 
     informers: Sequence[Informer] = ()
+    beside: Sequence[Informer] = ()
+    """What is shown to people: nothing that is decided here waits for it."""
 
     def start(self) -> None:
-        for informer in self.informers:
+        for informer in (*self.informers, *self.beside):
             informer.start()
 
     def stop(self) -> None:
         """The threads end with their current watches."""
-        for informer in self.informers:
+        for informer in (*self.informers, *self.beside):
             informer.stop()
 
     @property

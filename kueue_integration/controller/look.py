@@ -123,7 +123,7 @@ class Looks:
             if workload is None or not self.asks(workload):
                 return None, None
             # Not a managed Job, or one that our copy does not have yet: only the API server can tell.
-            job = kinds.find(self._kube, namespace, name)
+            job = self._found(namespace, name)
         elif workload is None and _is_held(Job.parse(job)):
             workload = self._kube.get_workload_for_job(job)  # our copy may be behind; what follows may end the attempt
         return job, workload
@@ -139,9 +139,14 @@ class Looks:
         if Guard.FRESH_WORKLOAD in parts and seen.workload is not None:
             seen = seen.with_workload(self._kube.find(WORKLOAD, namespace, seen.workload.name))
         if Guard.FRESH_JOB in parts:
-            job = kinds.find(self._kube, namespace, name)
+            job = self._found(namespace, name)
             return None if job is None else seen.with_job(job)
         return seen
+
+    def _found(self, namespace: str, name: str) -> Object | None:
+        """The Job as the API server has it, with the progress that its pods have told us since."""
+        job = kinds.find(self._kube, namespace, name)
+        return None if job is None else self._world.notes.over(job)
 
     def _says(self, workload: Workload | None, action: Wait) -> bool:
         state = workload.checks.get(self._settings.check_name) if workload is not None else None

@@ -105,6 +105,7 @@ class Reconciler:
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
         self.world.start()
+        self.world.notes.start()
         self._canary_at = time.monotonic()
         self.queue.add(CANARY)
         for thread in self._threads:
@@ -113,6 +114,7 @@ class Reconciler:
     def stop(self) -> None:
         self._stop.set()
         self.world.stop()
+        self.world.notes.stop()
         for thread in self._threads:
             thread.join(timeout=10)
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from ..contract import job_names, kinds
 from ..kube.api import Kube
-from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LEASE, LOCAL_QUEUE, POD, TOKEN_REVIEW, WORKLOAD, Kind
+from ..kube.resources import (
+    ADMISSION_CHECK,
+    CLUSTER_QUEUE,
+    LEASE,
+    LOCAL_QUEUE,
+    POD,
+    PROGRESS,
+    TOKEN_REVIEW,
+    WORKLOAD,
+    Kind,
+)
 from .check import FAIL, OK, REPAIR, Check, listing
 
 USER = f"system:serviceaccount:{job_names.SYSTEM_NAMESPACE}:{job_names.CONTROLLER_NAME}"
@@ -31,6 +41,7 @@ NEEDED = (
     Need(LOCAL_QUEUE, ("list", "watch")),
     Need(ADMISSION_CHECK, ("get",), name=job_names.ADMISSION_CHECK_NAME),
     Need(ADMISSION_CHECK, ("patch",), subresource="status", name=job_names.ADMISSION_CHECK_NAME),
+    Need(PROGRESS, ("create", "list", "patch", "watch")),
     Need(LEASE, ("get", "update"), name=job_names.HOLD_LEASE, namespace=job_names.SYSTEM_NAMESPACE),
     Need(TOKEN_REVIEW, ("create",)),
 )

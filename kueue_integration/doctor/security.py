@@ -8,7 +8,7 @@ from ..contract import job_names
 from ..errors import Forbidden
 from ..jobs.preflight import POD_SECURITY
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, SERVICE, WORKLOAD, Kind, label
+from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, PROGRESS, SERVICE, WORKLOAD, Kind, label
 from . import engines
 from .check import FAIL, OK, WARN, Check
 
@@ -25,6 +25,7 @@ _NEEDED: tuple[tuple[Kind, str | None, tuple[str, ...]], ...] = (
     (LOCAL_QUEUE, None, ("list",)),
 )
 """What submit, status, logs, delete and Airflow's triggerer ask for. docs/administration/access.md grants it."""
+_PROGRESS = f"{PROGRESS.plural}.{PROGRESS.group}"
 
 
 def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:
@@ -78,6 +79,11 @@ def permissions(kube: Kube, namespace: str) -> Iterator[Check]:
             resource = kind.plural + (f".{kind.group}" if kind.group else "") + (f"/{part}" if part else "")
             missing.append(f"{'/'.join(denied)} {resource}")
             grants.append(f"--verb={','.join(denied)} --resource={resource}")
+    if not all(kube.allowed(verb, PROGRESS, namespace) for verb in ("get", "list", "watch")):
+        grant = f"create role singularity-progress --verb=get,list,watch --resource={_PROGRESS}"
+        why = f"you may not read {_PROGRESS} in {namespace}: steps and loss are as old as the last change of phase"
+        fix = f"Ask for this Role, with a RoleBinding to you:\nkubectl -n {namespace} {grant}"
+        yield Check("progress", WARN, why, fix)
     if not missing:
         yield Check("permissions", OK, f"you may submit, follow and delete jobs in {namespace}")
         return

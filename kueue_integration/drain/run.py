@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..contract import job_names, kinds
+from ..contract import job_names, kinds, progress_objects
 from ..errors import Forbidden, JobNotFoundError, KubeError, PlatformError, RequestRefusedError, SingularityError
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
@@ -180,6 +180,8 @@ class Drain:
     def _look(self, key: Key, pods: list[Object]) -> tuple[Look, Object | None]:
         namespace, name = key
         job = kinds.find(self._kube, namespace, name)
+        if job is not None:
+            job = progress_objects.shown(self._kube, job)
         workload = None if job is None else self._kube.get_workload_for_job(job)
         return look(job, workload, pods, self._nodes, self._by, self._lose_work), job
 

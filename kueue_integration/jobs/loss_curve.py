@@ -13,6 +13,8 @@ from ..contract import annotation_values, attempt_records, job_names
 
 MAX_POINTS = 240
 """About 4 KiB of annotation. Beyond it every second point goes: the whole length stays, at half the detail."""
+NOTED = 16
+"""Points in a progress note: of the time since the Job was written last, the length again, at less detail."""
 
 Point = tuple[int, float]
 
@@ -21,7 +23,24 @@ def points(job: Mapping[str, Any] | None) -> list[Point]:
     """`(step, loss)`, ascending; empty without a curve or when the annotation was spoiled."""
     data = annotation_values.value(job, job_names.ANN_CURVE)
     good = isinstance(data, list) and all(map(_is_point, data))
-    return [(step, float(loss)) for step, loss in data] if good else []
+    stored = [(step, float(loss)) for step, loss in data] if good else []
+    newest = noted(attempt_records.progress(job))
+    # A step that was printed again drops what was printed for later ones.
+    return [*(point for point in stored if not newest or point[0] < newest[0][0]), *newest]
+
+
+def noted(seen: attempt_records.ProgressNote | None) -> list[Point]:
+    """The points that stand in a progress note."""
+    flat = [] if seen is None else seen.curve
+    return [(int(step), loss) for step, loss in zip(flat[::2], flat[1::2], strict=False)]
+
+
+def noted_with(seen: attempt_records.ProgressNote | None, reading: Reading) -> list[float]:
+    """The same with the new point, as a note has them: at most NOTED points, the newest among them."""
+    known = noted(seen)
+    if reading.step is not None and reading.loss is not None and math.isfinite(reading.loss):
+        known = _with(known, reading.step, reading.loss)
+    return [number for point in thinned(known, NOTED) for number in point]
 
 
 def _is_point(item: object) -> bool:
@@ -46,17 +65,20 @@ def extended(job: Mapping[str, Any], reading: Reading) -> dict[str, str | None]:
     """
     if reading.step is None or reading.loss is None or not math.isfinite(reading.loss):
         return {}
-    known = points(job)
-    if known and known[-1] == (reading.step, rounded(reading.loss)):
+    known, stored = points(job), len(noted(attempt_records.progress(job)))
+    if not stored and known and known[-1] == (reading.step, rounded(reading.loss)):
         return {}
-    kept = [point for point in known if point[0] < reading.step]
-    kept.append((reading.step, rounded(reading.loss)))
-    return {job_names.ANN_CURVE: json.dumps(thinned(kept), separators=(",", ":"))}
+    curve = thinned(_with(known, reading.step, reading.loss))
+    return {job_names.ANN_CURVE: json.dumps(curve, separators=(",", ":"))}
 
 
-def thinned(curve: list[Point]) -> list[Point]:
-    """At most MAX_POINTS of `curve`, the first and the last among them."""
-    while len(curve) > MAX_POINTS:
+def _with(curve: list[Point], step: int, loss: float) -> list[Point]:
+    return [*(point for point in curve if point[0] < step), (step, rounded(loss))]
+
+
+def thinned(curve: list[Point], most: int = MAX_POINTS) -> list[Point]:
+    """At most `most` points of `curve`, the first and the last among them."""
+    while len(curve) > most:
         curve = [*curve[:-1:2], curve[-1]]
     return curve
 

@@ -12,7 +12,7 @@ from typing import Any
 from proxy.protocol import decode
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
 
-from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, saveable
+from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, progress_objects, saveable
 from ..contract.attempt_phases import AttemptPhases
 from ..contract.saveable import Saveable
 from ..errors import Gone, JobNotFoundError, KubeError
@@ -127,7 +127,7 @@ def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
     pods = kube.list_pods(namespace, selector({job_names.LABEL_JOB: kinds.job_key(job)}))
     workload = kube.get_workload_for_job(job)
-    return summarise(job, workload, pods, queue_position.position(kube, workload))
+    return summarise(progress_objects.shown(kube, job), workload, pods, queue_position.position(kube, workload))
 
 
 def summarise(

@@ -32,7 +32,7 @@ IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
-CONNECTIONS = 32
+CONNECTIONS = 64
 """Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
 _UNREADABLE = (config.ConfigException, OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
 """What the client raises for a kubeconfig that is not there, or not one."""

@@ -44,6 +44,8 @@ TRAINING_RUNTIME: Final = Kind(
 )
 POD: Final = Kind("Pod", "", "v1", "pods")
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps")
+PROGRESS: Final = Kind("JobProgress", "singularity.dev", "v1", "jobprogresses")
+"""Our own: the controller's word about a running job, without a weight that others would feel."""
 SERVICE: Final = Kind("Service", "", "v1", "services")
 EVENT: Final = Kind("Event", "", "v1", "events")
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
@@ -100,6 +102,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         TRAINING_RUNTIME,
         POD,
         CONFIG_MAP,
+        PROGRESS,
         SERVICE,
         EVENT,
         NAMESPACE,

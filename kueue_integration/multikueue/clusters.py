@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..contract import job_names
+from ..contract import job_names, progress_objects
 from ..contract.kinds import JOB_NAME_LABEL
 from ..controller import views
 from ..controller.copies import Copies
@@ -20,7 +20,7 @@ from ..controller.machines.nodes import Machines
 from ..errors import KubeError, NotFound, PlatformError
 from ..kube.api import Kube
 from ..kube.client import connect_to
-from ..kube.resources import JOB, MULTIKUEUE_CLUSTER, POD, SECRET, WORKLOAD, Object, label, selector
+from ..kube.resources import JOB, MULTIKUEUE_CLUSTER, POD, PROGRESS, SECRET, WORKLOAD, Object, label, selector
 from .plan import Site, prebuilt
 
 log = logging.getLogger(__name__)
@@ -31,19 +31,22 @@ _COPIES = job_names.MULTIKUEUE_ORIGIN_LABEL
 
 Changed = Callable[[str, str], None]
 """`(namespace, name of the Workload)`, which is the same in all clusters."""
+Noted = Callable[[str, str, str], None]
+"""`(namespace, name of the Job, its newest progress)`."""
 
 
 class Worker(Copies):
     """One worker cluster and our copies of what MultiKueue has made there."""
 
-    def __init__(self, name: str, kube: Kube, changed: Changed) -> None:
+    def __init__(self, name: str, kube: Kube, changed: Changed, noted: Noted) -> None:
         self.name, self.kube = name, kube
-        self._changed = changed
+        self._changed, self._noted = changed, noted
         self.jobs = Informer(kube, JOB, self._on_job, selector=_COPIES, index=_workload_of_copy)
         self.workloads = Informer(kube, WORKLOAD, self._on_workload, selector=_COPIES)
         managed = selector({job_names.LABEL_MANAGED: "true"})
         self.pods = Informer(kube, POD, self._on_pod, selector=managed, index=_job_of_pod)
         self.informers = (self.jobs, self.workloads, self.pods)
+        self.beside = (Informer(kube, PROGRESS, self._on_note, optional=True),)
         self._machines = Machines(kube)
 
     def site(self, namespace: str, name: str, workload: str) -> Site:
@@ -69,6 +72,13 @@ class Worker(Copies):
 
     def _on_job(self, job: Object, deleted: bool) -> None:
         self._changed(str(job["metadata"]["namespace"]), prebuilt(job))
+
+    def _on_note(self, obj: Object, deleted: bool) -> None:
+        """Progress of a copy goes up to the manager's job of the same name."""
+        namespace, name = str(obj["metadata"]["namespace"]), label(obj, job_names.LABEL_JOB) or ""
+        copy, text = self.jobs.get(namespace, name), progress_objects.note_of(obj)
+        if copy is not None and text is not None and str(copy["metadata"]["uid"]) == progress_objects.uid_of(obj):
+            self._noted(namespace, name, text)
 
     def _on_workload(self, workload: Object, deleted: bool) -> None:
         self._changed(str(workload["metadata"]["namespace"]), str(workload["metadata"]["name"]))
@@ -98,8 +108,10 @@ class Fleet:
         changed: Changed,
         everything: Callable[[], None],
         connector: Callable[[Mapping[str, Any]], Kube] = connect_to,
+        noted: Noted = lambda namespace, name, text: None,
     ) -> None:
         self._kube, self._namespace, self._changed, self._connector = kube, namespace, changed, connector
+        self._noted = noted
         self._everything = everything
         self._lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
@@ -135,7 +147,7 @@ class Fleet:
                 log.exception("MultiKueueCluster %s", name)
                 continue
             self._forget(name)
-            worker = Worker(name, kube, self._changed)
+            worker = Worker(name, kube, self._changed, self._noted)
             with self._lock:
                 self._workers[name], self._made_of[name] = worker, version
             worker.start()

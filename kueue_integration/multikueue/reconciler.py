@@ -47,10 +47,13 @@ class MultiKueueReconciler:
         leads: Callable[[], bool],
         now: Callable[[], float] = time.time,
         connector: Callable[[Mapping[str, Any]], Kube] = connect_to,
+        noted: Callable[[Object, str], None] = lambda job, text: None,
     ) -> None:
+        """`noted` gets a job of the manager and the newest progress of its copy."""
         self._kube, self._check_name, self._metrics, self._leads, self._now = kube, check_name, metrics, leads, now
         self.queue: WorkQueue[_Key] = WorkQueue()
-        self.fleet = Fleet(kube, namespace, self._changed, self._again, connector)
+        self._noted = noted
+        self.fleet = Fleet(kube, namespace, self._changed, self._again, connector, self._on_note)
         managed = selector({job_names.LABEL_MANAGED: "true"})
         self.jobs = Informer(kube, JOB, self._on_job, selector=managed)
         self.workloads = Informer(kube, WORKLOAD, self._on_workload, index=_owner)
@@ -82,6 +85,11 @@ class MultiKueueReconciler:
 
     def _again(self) -> None:
         self._again_now.set()
+
+    def _on_note(self, namespace: str, name: str, text: str) -> None:
+        job = self.jobs.get(namespace, name)
+        if job is not None and views.delegated(job) and self._leads():
+            self._noted(job, text)
 
     def _on_job(self, job: Object, deleted: bool) -> None:
         if views.delegated(job):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
-from ..contract import job_names, kinds
+from ..contract import job_names, kinds, progress_objects
 from ..errors import ChartError, Forbidden, Gone, KubeError, NotFound, PlatformError
 from ..jobs import queue_position
 from ..jobs.queue_position import Position
@@ -114,7 +114,7 @@ class _Reader:
                     continue  # not served here, or not for this user
                 self._denied(kind, "training jobs, their attempts and goodput", error)
                 return None
-        return found
+        return progress_objects.all_shown(self._kube, self._namespace, found)
 
     def promises(self) -> Promises:
         try:

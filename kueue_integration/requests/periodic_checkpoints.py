@@ -33,6 +33,9 @@ PRIOR_POD_S = 24 * 3600.0
 """`auto` begins with one failure in so many seconds of pod time: much for a good cluster, little for spot machines."""
 MAX_PAUSE_S = 3600.0
 """Failures in a row double the wait, up to this (or the interval itself, if that is longer)."""
+LOOK_S = 2.0
+LONGEST_LOOK_S = 30.0
+"""Bounds of the time until the next look at a job that is to reach a step first."""
 LEAST_COST_S = 0.1
 
 
@@ -162,7 +165,7 @@ def _backed_off(seconds: float, failures: int) -> float:
 def due(job: Mapping[str, Any], now: float) -> tuple[JobRequest | None, float | None]:
     """The request to make now, if any; else when to look again (Unix seconds), None: after the Job has changed.
 
-    Steps are reported in the Job, so those need no clock. The caller sees to it that Kueue leaves the attempt alone.
+    The caller sees to it that Kueue leaves the attempt alone.
     """
     planned = plan(job)
     if planned is None or _busy(job):
@@ -174,14 +177,23 @@ def due(job: Mapping[str, Any], now: float) -> tuple[JobRequest | None, float | 
     if seen is None or seen.attempt != record.attempt or seen.phase == "finished":
         return None, None
     if planned.step is not None and seen.step < planned.step:
-        return None, None
+        return None, now + _until(planned.step, seen, record)
     if newest is not None and seen.step <= newest.step and not seen.free:
-        return None, None  # not a step since: there is nothing new to save
+        return None, now + LOOK_S  # not a step since: there is nothing new to save
     request = JobRequest(
         id=f"{BY}-{record.attempt}-{round(now * 1000)}", op="checkpoint", at=round(now, 3), by=BY,
         timeout_s=_patience(memory(job)),
     )  # fmt: skip
     return (request, None) if user_requests.problem(job, request, None) is None else (None, None)
+
+
+def _until(step: int, seen: attempt_records.ProgressNote, record: AttemptRecord) -> float:
+    """Seconds until it is worth while to look whether `step` is reached: notes of progress wake nobody."""
+    begun, first = record.first_step_at, record.first_step
+    if begun is None or first is None or seen.step <= first or seen.at <= begun:
+        return LOOK_S
+    left = (step - seen.step) * (seen.at - begun) / (seen.step - first)
+    return min(max(LOOK_S, 0.9 * left), LONGEST_LOOK_S)
 
 
 def asking(job: Mapping[str, Any], request: JobRequest) -> dict[str, str | None]:

@@ -18,7 +18,7 @@ Sidecar -> controller (HTTPS, bearer = projected service-account token with audi
                                   202 with "ended": true: the attempt has stopped with a checkpoint
                                   `version`: the sidecar's release. Not in Hello, which 0.1.0 reads strictly
     GET  /v1/commands?namespace=&job=&attempt=&after=SEQ      200 Command | 204   long poll, at most 20 s; leader only
-    POST /v1/progress             200                Progress
+    POST /v1/progress             200 ProgressReply  Progress
     POST /v1/commit               200 | 409 CommitRequest: attempt is not current, nothing was written
     POST /v1/failure              200                CheckpointFailure
     POST /v1/damage               200                DamageReport: of any pod; the next attempt gets an older checkpoint
@@ -589,7 +589,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Progress:
-    """Leader -> controller, once a second while the step moves, and at once when the phase changes."""
+    """Leader -> controller, every few seconds while the step moves, and at once when the phase changes."""
 
     namespace: str
     job: str
@@ -614,6 +614,12 @@ class Progress:
     """How all programs of this attempt came to run."""
     why_state: str = ""
     """Engine `both`: why it began with the state of its checkpoint, and not with the processes."""
+
+
+@dataclass(frozen=True)
+class ProgressReply:
+    every_s: Seconds = 1.0
+    """The next report, unless it is urgent, after so long: many jobs report less often each."""
 
 
 @dataclass(frozen=True)

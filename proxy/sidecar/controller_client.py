@@ -26,6 +26,7 @@ from ..protocol.messages import (
     HelloReply,
     MessageError,
     Progress,
+    ProgressReply,
     TrialReport,
     from_json,
     to_json,
@@ -108,11 +109,12 @@ class Controller:
             raise _refusal("/v1/commands", status, body)
         return _parse(Command, body)
 
-    async def progress(self, progress: Progress) -> None:
+    async def progress(self, progress: Progress) -> ProgressReply:
         """Report progress once. Raises StaleAttemptError, ControllerError."""
         status, body = await self._once("POST", "/v1/progress", to_json(progress), TRY_S)
         if status != 200:
             raise _refusal("/v1/progress", status, body)
+        return _parse(ProgressReply, body)
 
     async def commit(self, request: CommitRequest, deadline: float) -> None:
         """Commit; returns when the controller has it. Raises StaleAttemptError, ControllerError at the deadline."""

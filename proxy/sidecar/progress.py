@@ -102,7 +102,7 @@ def _phase(state: State, heard: Mapping[int, Heard], restoring: bool) -> Phase:
 
 
 class Reporter:
-    """Sends progress once a second while the step moves, and at once when the phase changes."""
+    """Sends progress while the step moves, as often as the controller wants, and at once when the phase changes."""
 
     def __init__(
         self, config: Config, controller: Controller, leader: Leader, pod: Pod, first_step: int, restoring: bool
@@ -115,6 +115,7 @@ class Reporter:
         self._restoring = restoring
         self._last: Progress | None = None
         self._last_at = 0.0
+        self._every = EVERY_S
         self._reachable = True
         self._pause = 0.0
         self._not_before = 0.0
@@ -140,13 +141,13 @@ class Reporter:
         last = self._last
         same_step = last is not None and (now.first_step_ago_s is None) == (last.first_step_ago_s is None)
         urgent = last is None or not same_step or now.phase != last.phase
-        due = time.monotonic() - self._last_at >= EVERY_S or force
+        due = time.monotonic() - self._last_at >= self._every or force
         if leader.state.phase == "stopped" or _facts(now) == _facts(last) or not (urgent or due):
             return
         if time.monotonic() < self._not_before and not force:
             return  # every wake-up is urgent while nothing arrives: the controller is asked in its own time
         try:
-            await self._controller.progress(now)
+            self._every = max(EVERY_S, (await self._controller.progress(now)).every_s)
         except ControllerError as error:
             if self._reachable:
                 log.warning("%s", error)

@@ -7,7 +7,6 @@ threads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -27,12 +26,13 @@ from proxy.protocol.messages import (
     Hello,
     MessageError,
     Progress,
+    ProgressReply,
     TrialReport,
     from_json,
     to_json,
 )
 
-from ...contract import kinds
+from ...contract import job_names, kinds
 from ...errors import Conflict, KubeError
 from ...kube import server_time
 from ...kube.client import Kube
@@ -44,7 +44,7 @@ from ..errors import BadAnnotationError, RefusedError
 from ..metrics import Metrics
 from ..snapshot import Job, Pod, required
 from . import pod_identity, reports, tokens
-from .shares import Shares
+from .shares import Lane, Shares
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ T = TypeVar("T")
 LONG_POLL_S = 20.0
 HELLO_POLL_S = 5.0
 """A hello waits as long for the leader's address, if the pod waits as well."""
-PROGRESS_EVERY_S = 2.0
+STANDINGS = 20_000
+"""Versions of Jobs that notes are compared with."""
 WRITE_TRIES = 8
 MAX_BODY = 64 * 1024
 """Bytes: ten times the largest message of a pod. Reading a body takes time from all other calls."""
@@ -61,6 +62,7 @@ MAX_VERSION = 20
 """Characters of a release that a pod tells."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Change = Callable[[Object], Annotations | None]
 
 
 Key = tuple[str, str, bool]
@@ -137,6 +139,7 @@ class Api:
         self._now = (server or server_time.ServerClock()).now
         self._tokens = tokens.Reviews(kube, self._now, self._refused)
         self._shares = Shares()
+        self._standings: dict[tuple[str, str], reports.Standing] = {}
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
@@ -156,6 +159,7 @@ class Api:
 
     async def _close(self, app: web.Application) -> None:
         self._tokens.close()
+        self._shares.close()
 
     # --- who and about what -----------------------------------------------------------------------------------------
     def _job(self, namespace: str, name: str, attempt: int) -> Object:
@@ -183,7 +187,9 @@ class Api:
             raise RefusedError(401, "the request has no bearer token")
         return await self._tokens.speaker(token, request.remote or "")
 
-    async def _allowed(self, speaker: tokens.Speaker, namespace: str, name: str, attempt: int, leader: bool) -> Object:
+    async def _allowed(
+        self, lane: Lane, speaker: tokens.Speaker, namespace: str, name: str, attempt: int, leader: bool
+    ) -> Object:
         """The Job for which a pod may report. Raises RefusedError, KubeError."""
         if speaker.namespace != namespace:
             raise pod_identity.not_of(speaker, namespace, name)
@@ -196,16 +202,42 @@ class Api:
                 pod_identity.require_leader(pod)
             return job
 
-        return await self._shares.run(namespace, check)
+        return await self._shares.run(lane, namespace, check)
 
     def _node(self, speaker: tokens.Speaker, job: str) -> str:
         """Of the speaker's pod, as far as our copy knows it."""
         pods = map(Pod.parse, self._world.pods_of(speaker.namespace, job))
         return next((pod.node or "" for pod in pods if pod.name == speaker.pod), "")
 
-    async def _write(
-        self, namespace: str, name: str, change: Callable[[Object], Annotations | None], tries: int = WRITE_TRIES
-    ) -> bool:
+    def _at_hand(self, speaker: tokens.Speaker, namespace: str, name: str, attempt: int) -> Object | None:
+        """The Job for which its leader may report, by our copies alone; None: they do not know. Does not block.
+
+        Raises RefusedError.
+        """
+        if speaker.namespace != namespace:
+            raise pod_identity.not_of(speaker, namespace, name)
+        job = self._world.stored_job(namespace, name)
+        if job is None or self._standing(job).attempt != attempt:
+            return None
+        pod = self._identities.known(speaker, job)
+        if pod is None:
+            return None
+        pod_identity.require_attempt(pod, attempt)
+        pod_identity.require_leader(pod)
+        return job
+
+    def _standing(self, job: Object) -> reports.Standing:
+        """Found once for each version of a Job, however long its history is."""
+        meta = job["metadata"]
+        key = str(meta["uid"]), str(meta["resourceVersion"])
+        found = self._standings.get(key)
+        if found is None:
+            if len(self._standings) >= STANDINGS:
+                self._standings.clear()
+            found = self._standings[key] = reports.Standing.of(job)
+        return found
+
+    async def _write(self, lane: Lane, namespace: str, name: str, change: Change, tries: int = WRITE_TRIES) -> bool:
         """Read the Job, compute, write if it has not changed; again if it has. False: there was nothing to write."""
 
         def attempt() -> bool:
@@ -213,7 +245,7 @@ class Api:
                 job = kinds.find(self._kube, namespace, name)
                 if job is None:
                     raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
-                annotations = change(job)
+                annotations = change(self._world.notes.over(job))
                 if not annotations:
                     return False
                 try:
@@ -225,7 +257,7 @@ class Api:
                         raise
             return False
 
-        return await self._shares.run(namespace, attempt)
+        return await self._shares.run(lane, namespace, attempt)
 
     # --- handlers -----------------------------------------------------------------------------------------------------
     async def _hello(self, request: web.Request) -> web.Response:
@@ -233,7 +265,7 @@ class Api:
         message = from_json(Hello, await request.text())
         namespace, name, attempt = message.namespace, message.job, message.attempt
         wait_s = min(HELLO_POLL_S, _number(request.query.get("wait_s", "0"), "wait_s"))
-        job = await self._allowed(speaker, namespace, name, attempt, leader=False)
+        job = await self._allowed("hello", speaker, namespace, name, attempt, leader=False)
         release = request.query.get("version", "")[:MAX_VERSION]
         if release != VERSION:
             about = {"job": f"{namespace}/{name}", "attempt": attempt}
@@ -257,7 +289,7 @@ class Api:
         speaker, query = await self._speaker(request), request.query
         namespace, name = _needed(query.get("namespace"), "namespace"), _needed(query.get("job"), "job")
         attempt, after = _number(query.get("attempt"), "attempt"), _number(query.get("after", "0"), "after")
-        job = await self._allowed(speaker, namespace, name, attempt, leader=True)
+        job = await self._allowed("hello", speaker, namespace, name, attempt, leader=True)
 
         def look() -> Command | None:
             current = self._newest(namespace, name, job, attempt)
@@ -273,21 +305,34 @@ class Api:
     async def _progress(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)
         message = from_json(Progress, await request.text())
-        job = await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
-        now = self._now()
-        if reports.is_news(job, message, now):
-            pods = self._world.pods_of(message.namespace, message.job)
-            await self._write(message.namespace, message.job, lambda j: reports.progress(j, message, now, pods))
-        elif reports.progress_age(job, now) >= PROGRESS_EVERY_S:
-            with contextlib.suppress(Conflict):  # the next report is a second away
-                await self._write(message.namespace, message.job, lambda j: reports.progress(j, message, now), tries=1)
-        return _json({})
+        namespace, name, notes = message.namespace, message.job, self._world.notes
+        job = self._at_hand(speaker, namespace, name, message.attempt)
+        if job is None:
+            job = await self._allowed("note", speaker, namespace, name, message.attempt, leader=True)
+        now, standing, shown = self._now(), self._standing(job), notes.over(job)
+        standing.require_wanted(message.attempt)
+        pods = self._world.pods_of(namespace, name)
+        if standing.is_news(shown, message, now, pods):
+
+            def change(current: Object) -> Annotations | None:
+                if not self._standing(current).is_news(current, message, now, pods):
+                    notes.take(current, reports.note(current, message, now))  # our copy was behind
+                    return None
+                told = reports.progress(current, message, now, pods)
+                notes.take(current, told[job_names.ANN_PROGRESS] or "", stored=True)
+                return told
+
+            await self._write("note", namespace, name, change)
+        else:
+            notes.take(job, reports.note(shown, message, now))
+        return web.Response(text=to_json(ProgressReply(notes.every_s())), content_type="application/json")
 
     async def _commit(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)
         message = from_json(CommitRequest, await request.text())
-        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
-        if await self._write(message.namespace, message.job, lambda j: reports.commit(j, message, self._now())):
+        await self._allowed("commit", speaker, message.namespace, message.job, message.attempt, leader=True)
+        namespace, name = message.namespace, message.job
+        if await self._write("commit", namespace, name, lambda j: reports.commit(j, message, self._now())):
             self._metrics.add("singularity_checkpoints_committed_total")
             new = message.checkpoint
             about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt, "step": new.step}
@@ -297,7 +342,7 @@ class Api:
     async def _failure(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)
         message = from_json(CheckpointFailure, await request.text())
-        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
+        await self._allowed("commit", speaker, message.namespace, message.job, message.attempt, leader=True)
         now = self._now()
         self._metrics.add("singularity_checkpoint_failures_total")
         about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
@@ -319,16 +364,14 @@ class Api:
     async def _trial(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)
         message = from_json(TrialReport, await request.text())
-        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
+        await self._allowed("commit", speaker, message.namespace, message.job, message.attempt, leader=True)
         self._metrics.add("singularity_save_trials_total", message.verdict)
         about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
         log.info("trial: %s %s", message.verdict, message.why, extra=about)
         await self._write_outcome(message.namespace, message.job, lambda j: reports.trial(j, message, self._now()))
         return _json({})
 
-    async def _write_outcome(
-        self, namespace: str, name: str, change: Callable[[Object], Annotations | None]
-    ) -> bool:
+    async def _write_outcome(self, namespace: str, name: str, change: Change) -> bool:
         """As `_write`; with an Event where the Job cannot be saved from now on."""
         event: Object | None = None
 
@@ -338,18 +381,18 @@ class Api:
             event = unsaveable.event(job, told or {}, self._now())
             return told
 
-        written = await self._write(namespace, name, noting)
+        written = await self._write("commit", namespace, name, noting)
         if written and event is not None:
             found = event
-            await self._shares.run(namespace, lambda: unsaveable.tell(self._kube, found))
+            await self._shares.run("commit", namespace, lambda: unsaveable.tell(self._kube, found))
         return written
 
     async def _damage(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)
         message = from_json(DamageReport, await request.text())
-        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=False)
+        await self._allowed("commit", speaker, message.namespace, message.job, message.attempt, leader=False)
         node = self._node(speaker, message.job)
-        if await self._write(message.namespace, message.job, lambda j: reports.damage(j, message, node)):
+        if await self._write("commit", message.namespace, message.job, lambda j: reports.damage(j, message, node)):
             about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
             for found in message.damaged[: attempt_history.MAX_CHECKPOINTS]:
                 name = "singularity_restores_failed_total" if found.tried else "singularity_checkpoints_damaged_total"
@@ -361,9 +404,9 @@ class Api:
         speaker, query = await self._speaker(request), request.query
         namespace, name = _needed(query.get("namespace"), "namespace"), _needed(query.get("job"), "job")
         attempt = _number(query.get("attempt"), "attempt")
-        await self._allowed(speaker, namespace, name, attempt, leader=True)
+        await self._allowed("commit", speaker, namespace, name, attempt, leader=True)
         text = await request.text()
-        if await self._write(namespace, name, lambda j: reports.result(j, attempt, text)):
+        if await self._write("commit", namespace, name, lambda j: reports.result(j, attempt, text)):
             log.info(
                 "rank 0 has returned %d bytes", len(text), extra={"job": f"{namespace}/{name}", "attempt": attempt}
             )

@@ -34,6 +34,12 @@ class Identities:
             return found
         raise not_of(speaker, namespace, key)
 
+    def known(self, speaker: Speaker, job: Object) -> Object | None:
+        """The same by our copy of the pods alone; None where only the API server can tell. Does not block."""
+        if not kinds.is_job(job):
+            return None
+        return self._pod_of(self._world.pods_of(speaker.namespace, kinds.job_key(job)), speaker, job)
+
     def _pod_of(self, pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
         """The speaker's pod if the Job owns it. Labels are not enough: a pod's creator chooses them."""
         for pod in pods:

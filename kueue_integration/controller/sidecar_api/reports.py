@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from proxy.protocol import decode, gpus, manifest, names, page
 from proxy.protocol.messages import (
@@ -32,16 +32,18 @@ from proxy.protocol.messages import (
 
 from ...contract import attempt_phases, branches, job_names, leaves, saveable
 from ...contract.attempt_records import progress as shown_progress
+from ...contract.attempt_records import stored_last
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests
 from .. import attempt_history, failed_restores, leave, views
 from ..actions import Annotations
 from ..errors import RefusedError
-from ..snapshot import Job, Pod, of_attempt, ranks_ended, required
+from ..snapshot import Job, Pod, of_attempt, ranks_ended, required, roster_text
 
 NOT_RUNNING = ("starting", "restoring")
 """Phases of an attempt in which not all of its programs run yet."""
+GOING = "the job is being deleted: its pods have nothing more to save"
 SAME_S = 2.0
 """Two reports of an event's age mean the same event if the computed times differ by no more than this: reports have a
 delay."""
@@ -57,10 +59,14 @@ def require_current(job: Object, attempt: int) -> None:
 
 def _require_current(job: Job, attempt: int) -> None:
     if job.going:
-        raise RefusedError(409, "the job is being deleted: its pods have nothing more to save")
+        raise RefusedError(409, GOING)
     current = required(job.attempt)
     if attempt != current:
-        raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
+        raise RefusedError(409, _not_current(attempt, current))
+
+
+def _not_current(attempt: int, current: int) -> str:
+    return f"attempt {attempt} is not current, the job is at {current}; nothing was written"
 
 
 def _require_wanted(job: Job, attempt: int) -> None:
@@ -71,7 +77,11 @@ def _require_wanted(job: Job, attempt: int) -> None:
     _require_current(job, attempt)
     back = branches.given_up(job.rewinds, attempt)
     if back is not None:
-        raise RefusedError(409, f"attempt {attempt} was given up: {branches.sentence(back)}; nothing was written")
+        raise RefusedError(409, _given_up(attempt, back))
+
+
+def _given_up(attempt: int, back: branches.Rewind) -> str:
+    return f"attempt {attempt} was given up: {branches.sentence(back)}; nothing was written"
 
 
 def peer_key(secret: bytes, job_uid: str, attempt: int) -> str:
@@ -173,39 +183,53 @@ def _number(moment: float) -> int:
     return round(moment * 1000)
 
 
-def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
-    """What to write; `pods` are the Job's, as far as known. Raises RefusedError 409."""
-    seen_job = Job.parse(job)
-    _require_wanted(seen_job, message.attempt)
+def note(job: Object, message: Progress, now: float) -> str:
+    """What the job's progress object is to say: all of `message` that need not be on the Job now."""
+    seen, told = shown_progress(job), _noted(job, message, now)
+    known = seen.gpus if seen is not None and seen.attempt == message.attempt else None
+    found = known if message.gpus is None else gpus.bounded(message.gpus)
+    if found is not None:
+        told["gpus"] = found
+    curve = loss_curve.noted_with(seen, message.reading or Reading())
+    return to_json({**told, "curve": curve} if curve else told)
+
+
+def _noted(job: Object, message: Progress, now: float) -> dict[str, object]:
     shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
     shown["at"] = round(now, 3)
     if message.free:
         shown["free"] = True
     if message.bytes_total:
         shown |= {"bytes_done": message.bytes_done, "bytes_total": message.bytes_total}
-    reading = message.reading or Reading()
-    shown |= loss_curve.printed(job, reading)
-    change: dict[str, str | None] = loss_curve.extended(job, reading)
-    change[job_names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
+    printed = loss_curve.printed(job, message.reading or Reading())
+    return shown | {name: value for name, value in printed.items() if value is not None}
+
+
+def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
+    """What to write on the Job; `pods` are the Job's, as far as known. Raises RefusedError 409."""
+    seen_job = Job.parse(job)
+    _require_wanted(seen_job, message.attempt)
+    change: dict[str, str | None] = loss_curve.extended(job, message.reading or Reading())
+    change[job_names.ANN_PROGRESS] = json.dumps(_noted(job, message, now), separators=(",", ":"))
     change.update(attempt_phases.told(job, message.attempt, start=message.start))
     history, record = _current(seen_job, message.attempt)
     if record is None:
         return change
     first = record.first_step if record.first_step is not None else message.first_step
-    moved = first is not None and message.step > first
+    moved = first is not None and message.step > first and record.checkpoint is None
     seen = replace(
         record,
         running_at=record.running_at or (None if message.phase in NOT_RUNNING else now),
         first_step=first,
         first_step_at=_when(record.first_step_at, message.first_step_ago_s, now, once=True),
-        last_step=message.step - 1 if moved and record.checkpoint is None else record.last_step,
+        last_step=max(message.step - 1, record.last_step or 0) if moved else record.last_step,
         barrier_at=_when(record.barrier_at, message.barrier_ago_s, now),
         gpus=record.gpus if message.gpus is None else gpus.bounded(message.gpus),
     )
     if message.why_state:
         seen = attempt_history.noted(seen, f"began from the state in its checkpoint: {message.why_state}")
     change.update(attempt_history.roster(seen_job, seen, [Pod.parse(pod) for pod in pods]))
-    if seen != record:
+    if seen != record or seen != stored_last(job):
         change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     return change
 
@@ -217,15 +241,67 @@ def _when(known: float | None, ago_s: float | None, now: float, once: bool = Fal
     return round(now - ago_s, 3)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What a report of progress is compared with, found once for each version of a Job: a history may be long."""
+
+    attempt: int
+    going: bool
+    given_up: branches.Rewind | None
+    """Somebody has given the current attempt up."""
+    record: AttemptRecord | None
+    """Of the current attempt, as it stands on the Job."""
+    started: bool
+    """It is known how the programs of the attempt came to run."""
+    roster: bool
+    """It is known which pods it trains with."""
+
+    @classmethod
+    def of(cls, job: Object) -> Standing:
+        """Raises BadAnnotationError."""
+        seen = Job.parse(job)
+        attempt = required(seen.attempt)
+        _, record = _current(seen, attempt)
+        back = branches.given_up(seen.rewinds, attempt)
+        told = any(each.attempt == attempt and each.start is not None for each in attempt_phases.of_job(job))
+        return cls(attempt, seen.going, back, record, told, seen.roster_of(attempt) is not None)
+
+    def require_wanted(self, attempt: int) -> None:
+        """Raises RefusedError 409, as `_require_wanted` does."""
+        if self.going:
+            raise RefusedError(409, GOING)
+        if attempt != self.attempt:
+            raise RefusedError(409, _not_current(attempt, self.attempt))
+        if self.given_up is not None:
+            raise RefusedError(409, _given_up(attempt, self.given_up))
+
+    def is_news(self, shown: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> bool:
+        """Whether `message` says something for the Job itself. `shown`: the Job with its newest progress."""
+        last, record = shown_progress(shown), self.record
+        if record is None:
+            return False
+        if last is None or last.attempt != message.attempt or last.phase != message.phase:
+            return True
+        return (
+            (record.first_step is None and message.first_step is not None)
+            or (record.running_at is None and message.phase not in NOT_RUNNING)
+            or (record.first_step_at is None and message.first_step_ago_s is not None)
+            or _when(record.barrier_at, message.barrier_ago_s, now) != record.barrier_at
+            or (message.start is not None and not self.started)
+            or (bool(message.why_state) and message.why_state not in (record.note or ""))
+            or (not self.roster and self._knows(record, pods))
+        )
+
+    def _knows(self, record: AttemptRecord, pods: Sequence[Object]) -> bool:
+        """Whether all pods of an attempt that trains are there to be named."""
+        if record.runs_since is None:
+            return False
+        return roster_text([Pod.parse(pod) for pod in pods], record.attempt, record.pods) is not None
+
+
 def is_news(job: Object, message: Progress, now: float) -> bool:
-    """Whether `message` says something that must not wait for the next regular report."""
-    seen = Job.parse(job)
-    _, record = _current(seen, message.attempt)
-    if record is None:
-        return False
-    first = message.first_step_ago_s is not None and record.first_step_at is None
-    barrier = _when(record.barrier_at, message.barrier_ago_s, now) != record.barrier_at
-    return first or barrier or _last_phase(seen) != message.phase
+    """Whether `message` says something for the Job itself, which must not wait."""
+    return Standing.of(job).is_news(job, message, now)
 
 
 def last_phase(job: Object) -> str | None:
@@ -412,12 +488,6 @@ def lifted(job: Object, change: Annotations | None, now: float) -> str | None:
         return None
     deadline = required(Job.parse(job).hold_deadline)
     return "deadline" if deadline is not None and now >= deadline - 1 else "failed"
-
-
-def progress_age(job: Object, now: float) -> float:
-    """Seconds since the progress annotation was written, infinite without one."""
-    shown = shown_progress(job)
-    return float("inf") if shown is None else now - shown.at
 
 
 def _words(needs: Needs) -> list[str]:

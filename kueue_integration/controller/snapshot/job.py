@@ -9,7 +9,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, RequestStatus
 
 from ...contract import attempt_records, branches, job_names, leaves
-from ...contract.annotation_values import message, messages, moment, readable, whole
+from ...contract.annotation_values import message, moment, readable, whole
 from ...kube.resources import Object, annotation
 from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ...requests import periodic_checkpoints, placement, user_requests
@@ -38,7 +38,7 @@ def _message(name: str, cls: type[M]) -> Part[M | UnreadableAnnotation | None]:
 
 
 def _history(raw: Object) -> History | UnreadableAnnotation:
-    found = messages(raw, job_names.ANN_HISTORY, AttemptRecord)
+    found = attempt_records.told_history(raw)
     return named(raw, job_names.ANN_HISTORY, tuple(found) if isinstance(found, list) else found)
 
 

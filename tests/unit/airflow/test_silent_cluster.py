@@ -238,7 +238,7 @@ def test_one_look_serves_all_tabs(serve: Callable[[Callable[[], Kube]], Server])
         for number, tab in enumerate([first, *tabs]):
             code, _, body = tab.result()
             assert code == 200 and body["job"]["name"] == f"train-{max(0, number - 1) % TASKS}"
-    assert kube.lists == 2 * 3, "a look is three lists, for one job as for ten: the first tab's, and that of all others"
+    assert kube.lists == 2 * 4, "a look is four lists, for one job as for ten: the first tab's, and that of all others"
 
 
 def test_the_last_answer_stands_in_for_one_that_is_late(serve: Callable[[Callable[[], Kube]], Server]) -> None:

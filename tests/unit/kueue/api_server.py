@@ -39,7 +39,7 @@ OTHERS = (KUEUE, CONTROLLER, MULTIKUEUE, JOB_CONTROLLER, TENANT)
 """All of them may do the same: what stops one of them is a policy."""
 ALLOWED = (
     "namespaces", "configmaps", "pods", "pods/status", "pods/ephemeralcontainers", "pods/exec", "pods/attach",
-    "jobs", "jobs/status", "jobsets", "trainjobs", "workloads", "leases",
+    "jobs", "jobs/status", "jobprogresses", "jobsets", "trainjobs", "workloads", "leases",
 )  # fmt: skip
 START_S = 90.0
 TEAM = "team"

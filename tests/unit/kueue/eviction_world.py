@@ -22,6 +22,7 @@ from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.controller.look import Looks
 from kueue_integration.controller.machines.nodes import Machines
 from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.notes import Notes
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.errors import Conflict, KubeError, Unreachable
@@ -92,6 +93,7 @@ class Copies:
     def __init__(self, world: World, replica: Replica, lag: int) -> None:
         self._world, self._replica, self._lag = world, replica, lag
         self._shown: Any = world.snapshots[-1]
+        self.notes = Notes(world.kube)
 
     def job(self, namespace: str, key: str) -> Any:
         return self._look()[0]

@@ -108,6 +108,7 @@ def test_the_controllers_rights_are_exactly_these():
         (kueue, "resourceflavors", "get"),
         ("", "nodes", "list"),
         ("", "events", "create"),
+        *(("singularity.dev", "jobprogresses", verb) for verb in ("create", "list", "patch", "watch")),
         (kueue, "workloads/status", "patch"),
         (kueue, "admissionchecks", "get"),
         (kueue, "admissionchecks/status", "patch"),

@@ -173,7 +173,6 @@ def test_progress_fills_the_record():
     current["metadata"]["annotations"].update(change)
     again = progress_of(first_step=5, first_step_ago_s=40.0, step=13)
     assert not reports.is_news(current, again, NOW)
-    assert reports.progress_age(current, NOW + 1.5) == pytest.approx(1.5)
     assert reports.is_news(current, progress_of(phase="barrier", step=13), NOW)
     assert reports.is_news(current, progress_of(step=13, barrier_ago_s=1.0), NOW)
 
