@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell
+from volumes import claimed
 
 from kueue_integration.jobs.status import describe
 from kueue_integration.kube.resources import JOB
@@ -19,17 +20,6 @@ from localcluster.demo.stage import CHECKOUT, NAMESPACE, Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800), pytest.mark.full]
 PAGES = CHECKOUT / "docs/administration"
-VOLUME = """
-apiVersion: v1
-kind: PersistentVolume
-metadata: {{name: results}}
-spec:
-  capacity: {{storage: 1Gi}}
-  accessModes: [ReadWriteMany]
-  persistentVolumeReclaimPolicy: Retain
-  hostPath: {{path: {path}, type: Directory}}
-"""
-"""What an administrator makes where there is no storage class, in place of the one that the page asks for."""
 
 
 def blocks(page: str, language: str = "sh") -> dict[str, str]:
@@ -45,12 +35,9 @@ def blocks(page: str, language: str = "sh") -> dict[str, str]:
 def shell(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     """In the checkout, with a volume for the claim of the page. Nothing is left behind."""
     monkeypatch.chdir(CHECKOUT)
-    folder = stage.cluster.shared / "results"
-    folder.mkdir(mode=0o777, exist_ok=True)
-    shell = Shell(stage.cluster)
-    shell.type(f"kubectl apply -f - <<'EOF'{VOLUME.format(path=folder)}EOF")
-    yield shell
-    shell.type("kubectl delete job digits read --ignore-not-found; kubectl delete pvc,pv results --ignore-not-found")
+    with claimed(stage) as shell:
+        yield shell
+        shell.type("kubectl delete job digits read --ignore-not-found")
     shutil.rmtree(CHECKOUT / "build/first", ignore_errors=True)
 
 
