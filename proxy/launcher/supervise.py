@@ -449,7 +449,7 @@ class Supervisor:
 
     def _occupied(self, command: LauncherCommand, ranks: Iterable[int]) -> list[Occupied]:
         folders = {rank: self.paths.image(command.checkpoint_id, rank) for rank in ranks if not command.trial}
-        held = {rank: image.read_record(f).occupied for rank, f in folders.items() if (f / image.RECORD).exists()}
+        held = {rank: image.occupied(folder) for rank, folder in folders.items()}
         return [Occupied(rank, texts[: addresses.MOST]) for rank, texts in held.items() if texts]
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:

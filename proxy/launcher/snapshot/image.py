@@ -108,6 +108,18 @@ def read_record(folder: Path) -> RankRecord:
     return found
 
 
+def occupied(folder: Path) -> list[str]:
+    """Return what a rank that was just dumped takes up of its pod's addresses. Raises RestoreError.
+
+    Nothing of one that the state engine saved (its record is another one): its program starts anew. Nor without a record.
+    """
+    try:
+        record = decode.json_value((folder / RECORD).read_bytes(), LARGEST_RECORD, halves=True)
+    except FileNotFoundError:
+        return []
+    return [] if isinstance(record, dict) and "engine" in record else read_record(folder).occupied
+
+
 def pack(folder: Path, archive: Path, without: str = "") -> None:
     """Everything in `folder` except the file `without`, as a tar. Sockets are left out: CRIU binds them again."""
 

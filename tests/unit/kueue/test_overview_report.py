@@ -124,8 +124,8 @@ def test_one_look_makes_as_many_requests_for_a_thousand_jobs_as_for_one() -> Non
         return Counter(f"{verb} {kind}" for verb, kind, _ in kube.requests)
 
     assert asked(1) == asked(200)
-    what = "ClusterQueue, Cohort, LocalQueue, three kinds of jobs, Workload, Event, the platform's ConfigMap"
-    assert sum(asked(1).values()) == 9, what
+    what = "ClusterQueue, Cohort, LocalQueue, three kinds of jobs, progress, Workload, Event, the chart's ConfigMap"
+    assert sum(asked(1).values()) == 10, what
 
 
 def test_only_so_many_queues_are_asked_for_places() -> None:

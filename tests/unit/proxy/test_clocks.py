@@ -21,6 +21,7 @@ TRAVEL = [
     m.Plan, m.Refusal, m.LauncherCommand, m.LauncherEvent, m.Hello, m.HelloReply, m.Command, m.Progress,
     m.CommitRequest, m.CheckpointFailure, m.DamageReport, peers.PodReport, peers.Directive, signed.Current,
     m.PartsRequest, m.FileRange, m.TrialReport, m.Weight, m.LastWords,
+    m.Occupied, m.ProgressReply,
 ]  # fmt: skip
 KEPT = {
     m.CheckpointRef, m.AttemptRecord, m.Preemptor, m.JobRequest, m.RequestStatus, m.Placement, m.Needs,
