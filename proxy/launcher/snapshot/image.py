@@ -111,7 +111,7 @@ def read_record(folder: Path) -> RankRecord:
 def occupied(folder: Path) -> list[str]:
     """Return what a rank that was just dumped takes up of its pod's addresses. Raises RestoreError.
 
-    Nothing of one that the state engine saved (its record is another one): its program starts anew. Nor without a record.
+    Nothing of one that the state engine saved, whose record is another one: its program starts anew. Nor of a trial.
     """
     try:
         record = decode.json_value((folder / RECORD).read_bytes(), LARGEST_RECORD, halves=True)
