@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import job_names, kinds
-from .errors import Conflict, NotFound
+from .errors import NotFound
+from .kube import conflicts
 from .kube.api import Kube
 from .kube.client import connect
-from .kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object, is_true, label
+from .kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, admission_checks, finished, label
 
 TRIES = 5
 Checks = Sequence[Mapping[str, Any]]
@@ -30,12 +31,6 @@ class Change:
     name: str
     before: Checks
     after: Checks
-
-
-def checks_of(queue: Object) -> Checks:
-    """Return the checks of a ClusterQueue, each with its `name` and maybe `onFlavors`."""
-    return [dict(item) for item in ((queue.get("spec") or {}).get("admissionChecksStrategy") or {}).get(
-        "admissionChecks") or ()]  # fmt: skip
 
 
 def fenced(checks: Checks) -> Checks:
@@ -52,28 +47,22 @@ def unfenced(checks: Checks) -> Checks:
 
 def change(kube: Kube, name: str, fence: bool, dry_run: bool = False) -> Change:
     """Fence or unfence the ClusterQueue `name`. Raises NotFound, Conflict (others write all the time), KubeError."""
-    for left in reversed(range(TRIES)):
+
+    def attempt() -> Change:
         queue = kube.get(CLUSTER_QUEUE, None, name)
-        before = checks_of(queue)
+        before = admission_checks(queue)
         after = fenced(before) if fence else unfenced(before)
-        found = Change(name, before, after)
-        if dry_run or after == before:
-            return found
-        strategy = {"admissionChecks": after} if after else None
-        try:
-            body = {"spec": {"admissionChecksStrategy": strategy}}
+        if not dry_run and after != before:
+            body = {"spec": {"admissionChecksStrategy": {"admissionChecks": after} if after else None}}
             kube.patch(CLUSTER_QUEUE, None, name, body, queue["metadata"]["resourceVersion"])
-        except Conflict:
-            if not left:
-                raise
-            continue
-        return found
-    raise AssertionError("unreachable")
+        return Change(name, before, after)
+
+    return conflicts.outlasted(TRIES, attempt)
 
 
 def fenced_queues(kube: Kube) -> list[str]:
     """Return the names of all ClusterQueues that have our check."""
-    return [str(q["metadata"]["name"]) for q in kube.list(CLUSTER_QUEUE) if any(map(_is_ours, checks_of(q)))]
+    return [str(q["metadata"]["name"]) for q in kube.list(CLUSTER_QUEUE) if any(map(_is_ours, admission_checks(q)))]
 
 
 def jobs_of(kube: Kube, queues: Collection[str]) -> dict[str, list[str]]:
@@ -86,7 +75,7 @@ def jobs_of(kube: Kube, queues: Collection[str]) -> dict[str, list[str]]:
     for job in kinds.list_managed(kube, None):
         namespace = str(job["metadata"]["namespace"])
         queue = locals_.get((namespace, label(job, job_names.KUEUE_QUEUE_LABEL) or ""))
-        if queue in queues and not any(is_true(job, end) for end in ("Complete", "Failed")):
+        if queue in queues and finished(job) is None:
             found.setdefault(str(queue), []).append(f"{namespace}/{kinds.job_key(job)}")
     return found
 

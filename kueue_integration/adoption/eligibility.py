@@ -14,7 +14,7 @@ from proxy.protocol import names, page
 
 from ..contract import job_names
 from ..guard import ownership
-from ..kube.resources import annotation, label
+from ..kube.resources import annotation, label, pod_spec
 from ..manifests.job_manifests import MIN_PARALLELISM
 from ..spec import mount_paths, security_context
 from ..spec.platform_config import PlatformConfig
@@ -54,7 +54,7 @@ class Rule:
 
 def pod(job: Job) -> Mapping[str, Any]:
     """The pod spec of the template, {} where there is none."""
-    return ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return pod_spec(job)
 
 
 def container(job: Job) -> Mapping[str, Any]:

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 
 from proxy.protocol import decode
 
-from ..kube.resources import Object, annotation
+from ..kube.resources import Object, annotation, pod_spec
 from . import job_names
 
 
 def of_job(job: Object) -> str | None:
     """Return the agent image of the Job's pods; None if none of our containers is in them."""
-    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    pod = pod_spec(job)
     found = [c.get("image") for c in pod.get("initContainers") or () if c.get("name") == job_names.CONTAINER_INSTALL]
     return str(found[0]) if found else None
 

@@ -17,6 +17,7 @@ from proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
 from ..contract import job_names, kinds
 from ..kube import devices, server_time
 from ..kube.resources import Object, condition, is_true, label
+from ..kube.resources import finished as finished
 
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
@@ -54,14 +55,6 @@ def never_started(job: Object) -> bool:
     status = job.get("status") or {}
     untouched = job["metadata"].get("generation") == 1 and not status.get("startTime") and not status.get("active")
     return untouched and suspended(job)
-
-
-def finished(job: Object) -> Mapping[str, Any] | None:
-    """The Job's Complete or Failed condition once it is True."""
-    for name in ("Complete", "Failed"):
-        if is_true(job, name):
-            return condition(job, name)
-    return None
 
 
 def failing(job: Object) -> bool:

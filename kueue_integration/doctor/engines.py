@@ -8,9 +8,9 @@ from proxy.protocol import names
 
 from ..contract import job_names, kinds
 from ..errors import KubeError
+from ..jobs import told
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, Object, annotation
-from ..manifests.pod import files_name
+from ..kube.resources import Object, annotation, pod_spec
 from ..spec import engine
 from .check import OK, Check, shown, unexpected
 
@@ -48,29 +48,15 @@ def _sentence(job: Object, files: Mapping[str, str] | None) -> str:
     return f"{shown(has)}: the job asks for it; 'auto' is '{auto.name}', as {auto.why}"
 
 
-def _pods(job: Object) -> Object:
-    """Spec of a Job's pods."""
-    return ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
-
-
 def _words(job: Object) -> Iterator[str]:
     """Of the commands of a Job's pods."""
-    for container in _pods(job).get("containers") or ():
+    for container in pod_spec(job).get("containers") or ():
         yield from map(str, (*(container.get("command") or ()), *(container.get("args") or ())))
 
 
 def _files(kube: Kube, job: Object) -> dict[str, str] | None:
     """Path -> text of what was shipped with a Job, empty for one without files; None: they cannot be read."""
-    wanted = files_name(str(job["metadata"]["name"]))
-    for volume in _pods(job).get("volumes") or ():
-        source = volume.get("configMap") or {}
-        if source.get("name") == wanted:
-            try:
-                found = kube.find(CONFIG_MAP, job["metadata"]["namespace"], wanted)
-            except KubeError:
-                return None
-            texts = (found or {}).get("data")
-            if texts is None:
-                return None
-            return {item["path"]: texts.get(item["key"]) for item in source.get("items") or ()}
-    return {}
+    try:
+        return told.files(kube, job)
+    except KubeError:
+        return None

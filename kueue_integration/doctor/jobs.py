@@ -10,7 +10,7 @@ from ..contract import agent_images, attempt_records, job_names, kinds
 from ..errors import Forbidden
 from ..job import records
 from ..kube.api import Kube
-from ..kube.resources import LEASE, Object, annotation, is_true
+from ..kube.resources import LEASE, Object, annotation, finished, is_true, pod_spec
 from . import engines
 from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected, unix
 
@@ -21,10 +21,10 @@ RETRY_S = 30.0
 def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
     """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
     managed = kinds.list_managed(kube, namespace)
-    unfinished = [job for job in managed if not _ended(job)]
+    unfinished = [job for job in managed if finished(job) is None]
     yield from engines.of_jobs(kube, unfinished)
     yield from _images(kube, unfinished)
-    live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and not _ended(job)]
+    live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and finished(job) is None]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
         return
@@ -70,10 +70,6 @@ def _unreadable(job: Object) -> Iterator[Check]:
         yield Check(f"job {kinds.job_key(job)}", WARN, f"annotations that cannot be read: {first}{more}", fix)
 
 
-def _ended(job: Object) -> bool:
-    return any(is_true(job, name) for name in ("Complete", "Failed"))
-
-
 def _grace(job: Object) -> Iterator[Check]:
     """A node drain and a spot reclaim do not wait for the hold: the pods' grace period is all the time there is."""
     saves = [
@@ -81,8 +77,7 @@ def _grace(job: Object) -> Iterator[Check]:
         for record in attempt_records.history(job)
         if record.committed_at is not None and record.evicted_at is not None
     ]
-    spec = (((job.get("spec") or {}).get("template") or {}).get("spec")) or {}
-    grace = spec.get("terminationGracePeriodSeconds", 30)
+    grace = pod_spec(job).get("terminationGracePeriodSeconds", 30)
     if saves and max(saves) > grace:
         late = f"its checkpoint took {max(saves):.0f} s, a node drain gives its pods {grace} s: too little"
         fix = f"Submit it with --grace {int(max(saves) * 1.5) + 5} next time; a running job cannot be changed."

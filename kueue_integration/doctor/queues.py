@@ -6,11 +6,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .. import fencing
 from ..contract import job_names
 from ..errors import Forbidden
 from ..kube.api import Kube
-from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Kind, Object, condition
+from ..kube.resources import (
+    ADMISSION_CHECK,
+    CLUSTER_QUEUE,
+    LOCAL_QUEUE,
+    PRIORITY_CLASS,
+    Kind,
+    Object,
+    admission_checks,
+    condition,
+)
 from .check import FAIL, OK, REPAIR, WARN, Check, listing
 
 
@@ -76,7 +84,7 @@ def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]
         yield Check(name, FAIL, f"ClusterQueue {target} does not exist", fix)
         return
     spec = cluster_queue.get("spec") or {}
-    if not _elsewhere(kube, spec):
+    if not _elsewhere(kube, cluster_queue):
         yield from _fenced(name, target, cluster_queue)
     yield from _active(name, "clusterqueue", cluster_queue)
     yield from _active(name, "localqueue", queue)
@@ -87,9 +95,9 @@ def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]
         yield Check(name, WARN, f"ClusterQueue {target} never preempts: urgent jobs wait for others to end", fix)
 
 
-def _elsewhere(kube: Kube, spec: Mapping[str, Any]) -> bool:
+def _elsewhere(kube: Kube, queue: Object) -> bool:
     """Whether MultiKueue runs the queue's jobs in other clusters, whose queues are fenced."""
-    for item in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ():
+    for item in admission_checks(queue):
         try:
             check = kube.find(ADMISSION_CHECK, None, str(item.get("name")))
         except Forbidden:
@@ -100,7 +108,7 @@ def _elsewhere(kube: Kube, spec: Mapping[str, Any]) -> bool:
 
 
 def _fenced(name: str, target: str, queue: Object) -> Iterator[Check]:
-    checks = fencing.checks_of(queue)
+    checks = admission_checks(queue)
     ours = [item for item in checks if item.get("name") == job_names.ADMISSION_CHECK_NAME]
     if not ours:
         text = f"ClusterQueue {target} lacks admission check {job_names.ADMISSION_CHECK_NAME}"

@@ -45,20 +45,22 @@ def marked_at(node: Object) -> float:
     return annotation_values.readable(annotation_values.moment(node, job_names.NODE_TAINTED_AT), None) or 0.0
 
 
-def leaving(node: Object, conditions: Sequence[str] = ()) -> str:
+def leaving(node: Object, conditions: Sequence[str] = (), taints: Sequence[str] = ()) -> str:
     """Why jobs should leave a node that still works, "" for any other.
 
-    It is cordoned, has a taint with effect NoExecute, or one of `conditions` is True on it.
+    It is about to go (see `ending`), is cordoned, has a taint with effect NoExecute, or one of `conditions` is True.
     """
+    if soon := ending(node, taints):
+        return soon
     if not is_true(node, "Ready"):
         return ""
-    taints = [t for t in (node.get("spec") or {}).get("taints") or () if t.get("effect") == "NoExecute"]
-    if any(t.get("key") in NOT_THERE for t in taints):
+    evict = [t for t in (node.get("spec") or {}).get("taints") or () if t.get("effect") == "NoExecute"]
+    if any(t.get("key") in NOT_THERE for t in evict):
         return ""
     if cordoned(node):
         return "is cordoned"
-    if taints:
-        return f"has the taint {taints[0].get('key')} (NoExecute)"
+    if evict:
+        return f"has the taint {evict[0].get('key')} (NoExecute)"
     bad = next((name for name in conditions if is_true(node, name)), None)
     return f"reports {bad}" if bad is not None else ""
 

@@ -19,7 +19,7 @@ from proxy.protocol import names
 from ..contract import branches, job_names, kinds
 from ..errors import JobNotFoundError, PlatformError, SpecError, StoreSaidNo
 from ..kube.api import Kube
-from ..kube.resources import Object, annotation
+from ..kube.resources import Object, annotation, pod_spec
 from ..manifests.pod import AGENT_VOLUME, IMAGES_VOLUME, INSTALL
 from ..requests import user_requests
 from ..spec import platform_config
@@ -123,7 +123,7 @@ def in_pod(kube: Kube, found: Stored, wanted: Wanted, timeout_s: float = TIMEOUT
 
 def pod(found: Stored, wanted: Wanted, platform: PlatformConfig, timeout_s: float) -> Object:
     """Its manifest. Pure. Raises SpecError."""
-    template = (((found.job or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    template = pod_spec(found.job)
     train = next((c for c in template.get("containers") or () if c["name"] == job_names.CONTAINER_TRAIN), None)
     if train is None:
         raise SpecError([("job", found.maker, "its pods are not known any more: read the store from here instead")])

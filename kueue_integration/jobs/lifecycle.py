@@ -11,9 +11,10 @@ from proxy.protocol import decode, names
 from proxy.protocol.messages import Origin, to_json
 
 from ..contract import attempt_records, job_names, kinds
-from ..errors import AlreadyExists, Conflict, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
+from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
+from ..kube import conflicts
 from ..kube.api import Kube
-from ..kube.resources import JOB, Object, kind_of, label, selector
+from ..kube.resources import JOB, Object, kind_of, label, pod_spec, selector
 from ..manifests.job_manifests import render
 from ..requests import save_time_estimate
 from ..spec.platform_config import PlatformConfig
@@ -139,7 +140,7 @@ def _alike(job: Object, spec: TrainSpec) -> bool:
         spec.identity and label(job, job_names.LABEL_IDENTITY) == spec.identity
     ):
         return True
-    containers = (((job.get("spec") or {}).get("template") or {}).get("spec") or {}).get("containers") or ()
+    containers = pod_spec(job).get("containers") or ()
     env = {
         e["name"]: e.get("value")
         for c in containers
@@ -183,22 +184,19 @@ def end(kube: Kube, namespace: str, name: str, uid: str) -> bool:
     One that waits for quota fails when it starts. Returns False if it is not there any more, or has ended. Raises
     KubeError.
     """
-    for left in reversed(range(WRITE_TRIES)):
+
+    def attempt() -> bool:
         job = kube.find(JOB, namespace, name)
         if job is None or job["metadata"]["uid"] != uid or not _alive(job):
             return False
-        if ends(job):
-            return True
-        try:
-            kube.patch(JOB, namespace, name, {"spec": {**END}}, resource_version=job["metadata"]["resourceVersion"])
-        except NotFound:
-            return False
-        except Conflict:  # the controller writes on it, too
-            if not left:
-                raise
-        else:
-            return True
-    return False
+        if not ends(job):
+            try:
+                kube.patch(JOB, namespace, name, {"spec": {**END}}, resource_version=job["metadata"]["resourceVersion"])
+            except NotFound:
+                return False
+        return True
+
+    return conflicts.outlasted(WRITE_TRIES, attempt)  # the controller writes on it, too
 
 
 def ends(job: Mapping[str, Any]) -> bool:

@@ -130,6 +130,8 @@ _REACTIVATE = "`singularityctl resume` queues it again"
 _DEACTIVATED = "whoever has set spec.active of Workload {} to false has to set it to true again"
 _BY_A_CHECK = ("AdmissionCheck", "DeactivatedDueToAdmissionCheck")
 _DUE = re.compile(r" due to ([^;]+)")
+
+
 def classify(
     workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = (), position: Position | None = None
 ) -> Classified:

@@ -21,6 +21,7 @@ from ..kube.resources import (
     PRIORITY_CLASS,
     Kind,
     Object,
+    admission_checks,
 )
 from ..spec import engine
 from ..spec.train_spec import TrainSpec
@@ -105,7 +106,7 @@ def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:
         }
     except Forbidden:
         controllers = {job_names.ADMISSION_CHECK_NAME: job_names.ADMISSION_CHECK_CONTROLLER}
-    there = {controllers.get(name) for name in _admission_checks(found["spec"])}
+    there = {controllers.get(name) for name in _admission_checks(found)}
     # Behind a MultiKueue check the job runs in another cluster, whose queue has the fence.
     if not there & {job_names.ADMISSION_CHECK_CONTROLLER, job_names.MULTIKUEUE_CONTROLLER}:
         raise PlatformError(
@@ -115,9 +116,8 @@ def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:
         )
 
 
-def _admission_checks(spec: Mapping[str, Any]) -> set[str]:
-    rules = (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ()
-    return {rule["name"] for rule in rules} | set(spec.get("admissionChecks") or ())
+def _admission_checks(queue: Mapping[str, Any]) -> set[str]:
+    return {check["name"] for check in admission_checks(queue)} | set(queue["spec"].get("admissionChecks") or ())
 
 
 def _readable(kube: Kube, kind: Kind, namespace: str | None, name: str) -> Any:

@@ -16,7 +16,7 @@ from proxy.protocol import decode, names
 from ..contract import job_names
 from ..errors import Invalid, KubeError, NotFound, PlatformError, Unreachable
 from ..kube.api import Kube
-from ..kube.resources import POD, Object, annotation, selector
+from ..kube.resources import POD, Object, annotation, pod_spec, selector
 from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless, restricted
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import VOLUME_PREFIX
@@ -41,7 +41,7 @@ def manifest(
     For a job of the state engine the pod is as the job's own are. The namespace may allow no other, and the store's
     files belong to their user.
     """
-    template = (((job or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    template = pod_spec(job)
     elastic = annotation(job, job_names.ANN_ENGINE) == names.ENGINE_STATE
     volumes, mounts = ([], []) if elastic else ([*platform.volumes], [*platform.volume_mounts])
     known = {volume["name"] for volume in volumes}

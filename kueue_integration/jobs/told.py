@@ -12,7 +12,7 @@ from proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, Object
+from ..kube.resources import CONFIG_MAP, Object, pod_spec
 from ..manifests.pod import SOURCE_VOLUME
 
 OURS = "SINGULARITY_"
@@ -33,7 +33,8 @@ def told(job: Object, but: Collection[str] = ()) -> Told | None:
 
     :param but: variables that do not count
     """
-    trains = next((c for c in _pod(job).get("containers") or () if c.get("name") == job_names.CONTAINER_TRAIN), None)
+    containers = pod_spec(job).get("containers") or ()
+    trains = next((c for c in containers if c.get("name") == job_names.CONTAINER_TRAIN), None)
     env = {str(e["name"]): str(e["value"]) for e in (trains or {}).get("env") or () if e.get("value") is not None}
     if names.ENV_COMMAND not in env:
         return None
@@ -53,7 +54,7 @@ def difference(one: Told, two: Told) -> str:
 
 def files(kube: Kube, job: Object) -> dict[str, str] | None:
     """Path -> text of the files that came with a Job; None if they are not to be had any more. Raises KubeError."""
-    volume = next((v for v in _pod(job).get("volumes") or () if v.get("name") == SOURCE_VOLUME), None)
+    volume = next((v for v in pod_spec(job).get("volumes") or () if v.get("name") == SOURCE_VOLUME), None)
     if volume is None:
         return {}
     given = volume["configMap"]
@@ -63,7 +64,3 @@ def files(kube: Kube, job: Object) -> dict[str, str] | None:
     data = found.get("data") or {}
     return {str(item["path"]): str(data.get(item["key"], "")) for item in given.get("items") or ()}
 
-
-def _pod(job: Object) -> Object:
-    pod: Object = (((job.get("spec") or {}).get("template") or {}).get("spec")) or {}
-    return pod

@@ -138,6 +138,25 @@ def kind_of(obj: Mapping[str, Any]) -> Kind:
     return kind
 
 
+def finished(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the Complete or Failed condition of a Job once it is True, None before."""
+    for name in ("Complete", "Failed"):
+        if is_true(job, name):
+            return condition(job, name)
+    return None
+
+
+def pod_spec(job: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the pod spec in the template of a Job, {} where there is none."""
+    return (((job or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+
+
+def admission_checks(queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the checks of a ClusterQueue, each with its `name` and maybe `onFlavors`."""
+    strategy = (queue.get("spec") or {}).get("admissionChecksStrategy") or {}
+    return [dict(item) for item in strategy.get("admissionChecks") or ()]
+
+
 def selector(labels: Mapping[str, str]) -> str:
     """Label selector that asks for all of `labels`."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))

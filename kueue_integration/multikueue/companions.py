@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..errors import AlreadyExists, Conflict
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, RESOURCE_CLAIM_TEMPLATE, SERVICE, Kind, Object, kind_of
+from ..kube.resources import CONFIG_MAP, RESOURCE_CLAIM_TEMPLATE, SERVICE, Kind, Object, kind_of, pod_spec
 
 
 def needed(job: Object) -> list[tuple[Kind, str]]:
     """Kind and name of what the pods of `job` need beside secrets and volumes of the cluster."""
-    pod = (((job.get("spec") or {}).get("template") or {}).get("spec")) or {}
+    pod = pod_spec(job)
     maps = [str(v["configMap"].get("name", "")) for v in pod.get("volumes") or () if v.get("configMap")]
     claims = [str(c.get("resourceClaimTemplateName") or "") for c in pod.get("resourceClaims") or ()]
     found = [(CONFIG_MAP, name) for name in maps if name]

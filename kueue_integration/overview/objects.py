@@ -14,7 +14,7 @@ from ..job import records
 from ..jobs import lost_time, phase, shortage
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
-from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, annotation, condition, is_true, label
+from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, annotation, condition, finished, is_true, label
 from ..manifests.pod_placement import REQUIRED_TOPOLOGY
 from ..planner import quota
 from .model import Claim, Cohort, Key, Limit, Queue, Step, Training, Unreadable
@@ -97,9 +97,7 @@ def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Un
 
 def _ended(job: Object, attempts: Sequence[AttemptRecord]) -> float | None:
     """The record's time is finer than the condition's."""
-    done = next(
-        (found for kind in ("Complete", "Failed") if is_true(job, kind) and (found := condition(job, kind))), None
-    )
+    done = finished(job)
     if done is None:
         return None
     told = attempts[-1].finished_at if attempts else None

@@ -10,7 +10,7 @@ from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from ..contract import attempt_records, job_names
-from ..kube.resources import annotation
+from ..kube.resources import annotation, pod_spec
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def of_job(job: Mapping[str, Any]) -> float | None:
 
 def limits_of(job: Mapping[str, Any], maximum: float = 0.0) -> Limits:
     """The limits that a Job was submitted with."""
-    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    pod = pod_spec(job)
     grace = float(pod.get("terminationGracePeriodSeconds") or (30 if pod else 0))  # other kinds keep theirs elsewhere
     held = annotation(job, job_names.ANN_HOLD) is not None
     asked = attempt_records.budget(job)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from proxy.protocol.messages import JobRequest, RequestOp
 
 from ..contract import kinds
-from ..errors import Conflict, JobNotFoundError, KubeError, RequestRefusedError, RequestTimeoutError, SpecError
+from ..errors import JobNotFoundError, KubeError, RequestRefusedError, RequestTimeoutError, SpecError
+from ..kube import conflicts
 from ..kube.api import Kube
 from ..kube.resources import Object, kind_of
 from . import placement, user_requests
@@ -189,7 +190,8 @@ def ask(
     slot = user_requests.slot_of(op)
     who = os.environ.get("USER", "") if by is None else by
     blank = JobRequest(uuid.uuid4().hex[:12], op, round(time.time(), 3), who)
-    for left in reversed(range(_TRIES)):
+
+    def attempt() -> Result:
         job = kinds.named(kube, namespace, name)
         if job is None:
             raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
@@ -200,16 +202,11 @@ def ask(
         before, answer = user_requests.asked(job, slot), user_requests.answer(job, slot)
         if before is not None and (answer is None or answer.state == "running") and _same(before, request):
             return result_of(job, before)
-        body = {"metadata": {"annotations": user_requests.written(request)}}
-        try:
-            meta = job["metadata"]
-            written = kube.patch(kind_of(job), namespace, meta["name"], body, resource_version=meta["resourceVersion"])
-        except Conflict:
-            if not left:
-                raise
-            continue
+        body, meta = {"metadata": {"annotations": user_requests.written(request)}}, job["metadata"]
+        written = kube.patch(kind_of(job), namespace, meta["name"], body, resource_version=meta["resourceVersion"])
         return result_of(written, request)
-    raise AssertionError("unreachable")
+
+    return conflicts.outlasted(_TRIES, attempt)
 
 
 def _same(one: JobRequest, other: JobRequest) -> bool:

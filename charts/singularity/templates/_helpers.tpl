@@ -67,3 +67,38 @@ admissionregistration.k8s.io/v1beta1
 {{- end }}
 {{- dict "paths" $paths "readOnly" $read | toJson -}}
 {{- end }}
+
+{{/* A pod of this chart that looks at the cluster with the controller's image. `name`: of the container. */}}
+{{- define "singularity.lookPod" -}}
+serviceAccountName: {{ .account }}
+restartPolicy: Never
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+containers:
+  - name: {{ .name }}
+    image: {{ .root.Values.images.controller }}
+    imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+    command: {{ toJson .command }}
+    securityContext:
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities: {drop: [ALL]}
+    volumeMounts:
+      # The Kubernetes client writes the CA's certificate to a file.
+      - {name: tmp, mountPath: /tmp}
+volumes:
+  - name: tmp
+    emptyDir: {medium: Memory, sizeLimit: 16Mi}
+{{- with .root.Values.controller.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.controller.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

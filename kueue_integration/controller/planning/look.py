@@ -245,7 +245,6 @@ def _request(exchange: Exchange) -> planned.Request | None:
 def _node(raw: Object, conditions: Sequence[str], taints: Sequence[str]) -> model.Node:
     told = (raw.get("status") or {}).get("conditions") or ()
     types = frozenset(str(c.get("type")) for c in told if c.get("status") == "True")
-    name, ending = str(raw["metadata"]["name"]), drained.ending(raw, taints)
-    marks = drained.marked(raw), drained.marked_at(raw)
-    leaving = ending or drained.leaving(raw, conditions)
-    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, *marks, ending=bool(ending))
+    name, leaving = str(raw["metadata"]["name"]), drained.leaving(raw, conditions, taints)
+    marks, ending = (drained.marked(raw), drained.marked_at(raw)), bool(drained.ending(raw, taints))
+    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, *marks, ending=ending)

@@ -173,7 +173,7 @@ class Rounds:
     def _left(self, node: Object) -> bool:
         """Whether a policy that acts sends jobs away from the node."""
         left = self._settings.planner.cordon
-        if cordon.NAME in self._act and (drained.leaving(node, left.conditions) or drained.ending(node, left.taints)):
+        if cordon.NAME in self._act and drained.leaving(node, left.conditions, left.taints):
             return True
         return health.NAME in self._act and str(node["metadata"]["name"]) in self._health.sick
 

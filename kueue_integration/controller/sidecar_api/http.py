@@ -34,7 +34,7 @@ from proxy.protocol.messages import (
 
 from ...contract import job_names, kinds
 from ...errors import Conflict, KubeError
-from ...kube import server_time
+from ...kube import conflicts, server_time
 from ...kube.client import Kube
 from ...kube.resources import Object
 from .. import apply, attempt_history, unsaveable
@@ -241,23 +241,20 @@ class Api:
         """Read the Job, compute, write if it has not changed; again if it has. False: there was nothing to write."""
 
         def attempt() -> bool:
-            for left in reversed(range(tries)):
-                job = kinds.find(self._kube, namespace, name)
-                if job is None:
-                    raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
-                annotations = change(self._world.notes.over(job))
-                if not annotations:
-                    return False
-                try:
-                    apply.patch_annotations(self._kube, job, annotations)
-                    return True
-                except Conflict:
-                    self._metrics.add("singularity_conflicts_total")
-                    if not left:
-                        raise
-            return False
+            job = kinds.find(self._kube, namespace, name)
+            if job is None:
+                raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
+            annotations = change(self._world.notes.over(job))
+            if not annotations:
+                return False
+            try:
+                apply.patch_annotations(self._kube, job, annotations)
+            except Conflict:
+                self._metrics.add("singularity_conflicts_total")
+                raise
+            return True
 
-        return await self._shares.run(lane, namespace, attempt)
+        return await self._shares.run(lane, namespace, lambda: conflicts.outlasted(tries, attempt))
 
     # --- handlers -----------------------------------------------------------------------------------------------------
     async def _hello(self, request: web.Request) -> web.Response:

@@ -299,11 +299,6 @@ class Standing:
         return roster_text([Pod.parse(pod) for pod in pods], record.attempt, record.pods) is not None
 
 
-def is_news(job: Object, message: Progress, now: float) -> bool:
-    """Whether `message` says something for the Job itself, which must not wait."""
-    return Standing.of(job).is_news(job, message, now)
-
-
 def last_phase(job: Object) -> str | None:
     """Phase that the leader of the current attempt reported last."""
     return _last_phase(Job.parse(job))

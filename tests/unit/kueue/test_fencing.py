@@ -14,7 +14,7 @@ from kueue_integration.cli import fence as command
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Conflict, NotFound
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object
+from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object, admission_checks
 
 FENCE = job_names.ADMISSION_CHECK_NAME
 OTHERS: list[Object] = [{"name": "dws-prov", "onFlavors": ["spot"]}, {"name": "our-budget-check"}]
@@ -51,7 +51,7 @@ def run(*arguments: str) -> Result:
 
 
 def checks(kube: FakeKube, name: str) -> fencing.Checks:
-    return fencing.checks_of(kube.get(CLUSTER_QUEUE, None, name))
+    return admission_checks(kube.get(CLUSTER_QUEUE, None, name))
 
 
 def test_a_queue_is_fenced_and_keeps_the_checks_of_others(kube: FakeKube) -> None:
@@ -112,7 +112,7 @@ class Raced(FakeKube):
         found = super().get(kind, namespace, name)
         if kind is CLUSTER_QUEUE and self.times:
             self.times -= 1
-            added = [*fencing.checks_of(found), {"name": f"theirs-{self.times}"}]
+            added = [*admission_checks(found), {"name": f"theirs-{self.times}"}]
             super().patch(kind, namespace, name, {"spec": {"admissionChecksStrategy": {"admissionChecks": added}}})
         return found
 
@@ -121,7 +121,7 @@ def test_what_others_write_meanwhile_is_kept() -> None:
     kube = Raced(queue("q"))
     kube.times = 2
     fencing.change(kube, "q", fence=True)
-    assert fencing.checks_of(kube.get(CLUSTER_QUEUE, None, "q")) == [
+    assert admission_checks(kube.get(CLUSTER_QUEUE, None, "q")) == [
         {"name": "theirs-1"}, {"name": "theirs-0"}, {"name": FENCE},
     ]  # fmt: skip
     kube.times = fencing.TRIES

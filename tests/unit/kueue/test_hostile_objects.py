@@ -202,7 +202,7 @@ def _answered(job: Any, workload: Any, pods: Any) -> None:
         lambda: reports.hello(job, pods, Hello(NS, "train", 2, 0, "p", "ip"), b"secret"),
         lambda: reports.command(job, NOW),
         lambda: reports.progress(job, Progress(NS, "train", 2, "running", 9, reading=Reading(1, 2, 0.5)), NOW, pods),
-        lambda: reports.is_news(job, Progress(NS, "train", 2, "running", 9), NOW),
+        lambda: reports.Standing.of(job).is_news(job, Progress(NS, "train", 2, "running", 9), NOW),
         lambda: reports.note(job, Progress(NS, "train", 2, "running", 9, reading=Reading(1, 2, 0.5)), NOW),
         lambda: reports.commit(job, CommitRequest(NS, "train", 2, checkpoint, 1.0, 9), NOW),
         lambda: reports.commit(job, CommitRequest(NS, "train", 2, checkpoint, 1.0, 9, goes_on=True), NOW),

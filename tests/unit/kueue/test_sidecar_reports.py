@@ -163,18 +163,22 @@ def test_a_later_request_has_a_later_number():
 
 
 # --- progress -------------------------------------------------------------------------------------------------------
+def is_news(current, message, now):
+    return reports.Standing.of(current).is_news(current, message, now)
+
+
 def test_progress_fills_the_record():
     current = job(scene.record())
     message = progress_of(first_step=5, first_step_ago_s=NOW - (T0 + 21))
-    assert reports.is_news(current, message, NOW)
+    assert is_news(current, message, NOW)
     change = reports.progress(current, message, NOW)
     (record,) = scene.stored(change)
     assert (record.first_step, record.first_step_at, record.last_step) == (5, T0 + 21, 11)
     current["metadata"]["annotations"].update(change)
     again = progress_of(first_step=5, first_step_ago_s=40.0, step=13)
-    assert not reports.is_news(current, again, NOW)
-    assert reports.is_news(current, progress_of(phase="barrier", step=13), NOW)
-    assert reports.is_news(current, progress_of(step=13, barrier_ago_s=1.0), NOW)
+    assert not is_news(current, again, NOW)
+    assert is_news(current, progress_of(phase="barrier", step=13), NOW)
+    assert is_news(current, progress_of(step=13, barrier_ago_s=1.0), NOW)
 
 
 def test_an_attempt_that_began_from_the_state_says_why():
