@@ -86,7 +86,7 @@ lint: $(STAMP) ## ruff, and what it has no rule for
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 	@# What runs in the user's interpreter, which may be older than ours.
-	$(BIN)/mypy --python-version 3.10 -p proxy.agent -p proxy.launcher -p proxy.protocol
+	$(BIN)/mypy --python-version 3.10 -p singularity_proxy.agent -p singularity_proxy.launcher -p singularity_proxy.protocol
 
 imports: $(STAMP) ## which package may import which
 	$(BIN)/lint-imports

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.protocol import VERSION as VERSION
+from singularity_proxy.protocol import VERSION as VERSION
 
 PACKAGE = "airflow-provider-singularity"
 _GUIDES = ("/docs/operator.md", "/docs/start/first-dag.md")

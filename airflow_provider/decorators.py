@@ -14,7 +14,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, annotation
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from . import compat, free_names, return_value, taskflow
 from .exceptions import InvalidTrainingError

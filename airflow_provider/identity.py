@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from kueue_integration.kube.resources import annotation, is_true
-from proxy.protocol import decode, names
+from singularity_proxy.protocol import decode, names
 
 DOMAIN = f"airflow.{names.DOMAIN}"
 LABEL_OWNER = f"{DOMAIN}/owner"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from . import compat
 

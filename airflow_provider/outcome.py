@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from kueue_integration.jobs.phase import OUT_OF_RETRIES
-from proxy.protocol import exit_codes
+from singularity_proxy.protocol import exit_codes
 
 from .exceptions import (
     TrainingDeletedError,

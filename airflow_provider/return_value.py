@@ -22,7 +22,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 LIMIT = 48_000
-"""Bytes of JSON, as `proxy.protocol.messages.RESULT_BYTES`. An XCom is for results, not for models."""
+"""Bytes of JSON, as `singularity_proxy.protocol.messages.RESULT_BYTES`. An XCom is for results, not for models."""
 FILE = "SINGULARITY_RESULT_FILE"
 """The variable that says where to leave it."""
 MARK, IS = "!", "is"

@@ -15,7 +15,7 @@ from kueue_integration.kube.resources import JOB, Object, selector
 from kueue_integration.manifests import job_manifests
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from .ending import over
 from .identity import Claim

@@ -16,8 +16,8 @@ from kueue_integration.kube.resources import JOB, Object, label, selector
 from kueue_integration.manifests import job_manifests
 from kueue_integration.spec import platform_config
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import exit_codes
-from proxy.protocol.messages import Origin
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.messages import Origin
 
 from . import ending, parameters, rendered
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs

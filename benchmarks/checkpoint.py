@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
-from proxy.store import Store
+from singularity_proxy.store import Store
 
 from . import machine
 from .model import Group, Measured, Options, Say, Spec

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from proxy.store import chunking, draft
+from singularity_proxy.store import chunking, draft
 
 MIB = 1 << 20
 TURNS = 5

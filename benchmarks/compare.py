@@ -19,8 +19,8 @@ from localcluster.config import cache_dir
 from localcluster.errors import LocalClusterError
 from localcluster.images import rootfs
 from localcluster.prepare import Prepared, prepare
-from proxy.protocol.manifest import Manifest, Requirements
-from proxy.store import Store
+from singularity_proxy.protocol.manifest import Manifest, Requirements
+from singularity_proxy.store import Store
 
 from .box import Box
 from .model import Group, Measured, Options, Say, Spec

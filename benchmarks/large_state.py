@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
-from proxy.store import Store
+from singularity_proxy.protocol.manifest import Manifest, RankImage, Requirements
+from singularity_proxy.store import Store
 
 from . import machine
 from .harness import make_gcs_bucket, running_gcs

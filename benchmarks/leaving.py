@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
-from proxy.protocol import names
-from proxy.protocol.manifest import RankImage
-from proxy.store import PagesSocket, PutResult, Store
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.manifest import RankImage
+from singularity_proxy.store import PagesSocket, PutResult, Store
 
 from .model import Group, Measured, Options, Say, Spec
 from .pods import Job

@@ -31,8 +31,8 @@ SLOW = 10e6
 """Bytes per second and connection."""
 CHILD = """
 import json, resource, sys, time
-import proxy.sidecar.sidecar
-from proxy.store import Store
+import singularity_proxy.sidecar.sidecar
+from singularity_proxy.store import Store
 
 def peak():
     with open("/proc/self/status") as file:

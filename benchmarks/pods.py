@@ -17,7 +17,7 @@ from typing import Any
 
 from gpukit.build import collect_agent
 from localcluster.prepare import Prepared
-from proxy.protocol import messages, page
+from singularity_proxy.protocol import messages, page
 
 from .harness import Coordinator, Pod
 from .machine import CpuMeter

@@ -17,7 +17,7 @@ from uuid import uuid4
 from kueue_integration.contract import job_names
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import AttemptRecord, to_json
 
 from .model import Group, Measured, Options, Say, Spec
 from .stats import median, spread

@@ -15,7 +15,7 @@ _PICTURE = re.compile(r'<img [^>]*src="([^"#]+)(#only-light|#only-dark)?"[^>]*>'
 
 def on_config(config: Any) -> Any:
     """Say which version the pages are of."""
-    from proxy.protocol import VERSION
+    from singularity_proxy.protocol import VERSION
 
     config.copyright = f"Version {VERSION}"
     return config

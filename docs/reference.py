@@ -144,7 +144,7 @@ def annotations() -> str:
 
     words = {CONTROLLER: "the platform's", CREATION: "yours when you create the job", USER: "yours"}
     whose = {entry.name: words[entry.whose] for entry in TABLE} | dict.fromkeys(LABELS, words[CREATION])
-    sources = ("kueue_integration/contract/job_names.py", "proxy/protocol/names.py")
+    sources = ("kueue_integration/contract/job_names.py", "proxy/singularity_proxy/protocol/names.py")
     rows: list[tuple[str, ...]] = []
     tree = [node for source in sources for node in ast.parse((ROOT / source).read_text()).body]
     for node, after in zip(tree, [*tree[1:], None], strict=True):
@@ -186,10 +186,11 @@ def metrics() -> str:
 
 
 def exit_codes() -> str:
-    from proxy.protocol.exit_codes import markdown
+    from singularity_proxy.protocol.exit_codes import markdown
 
+    note = NOTE.format("proxy/singularity_proxy/protocol/exit_codes.py")
     return (
-        f"# Exit codes of a training container\n\n{NOTE.format('proxy/protocol/exit_codes.py')}\n{markdown()}\n"
+        f"# Exit codes of a training container\n\n{note}\n{markdown()}\n"
         "\nThe exit codes of the command line are on the page [singularityctl](../singularityctl.md).\n"
     )
 

@@ -1,7 +1,7 @@
 """`python -m gpukit.build`: the folder that is carried to a machine with a GPU, and the same as .tar.gz.
 
 run                  the one command
-code/                proxy, gpukit
+code/                singularity_proxy, gpukit
 agent/               what the agent image puts into a pod
 site/                the packages of the store, for the Python named; what the machine has wins
 """
@@ -37,8 +37,8 @@ def build(target: Path, python: str, rootfs: Path | None, packages: bool = True)
     :param packages: with them; without, the machine has to have them
     """
     shutil.rmtree(target, ignore_errors=True)
-    for name in ("proxy", "gpukit"):
-        _copy(REPOSITORY / name, target / "code" / name)
+    for package in ("proxy/singularity_proxy", "gpukit"):
+        _copy(REPOSITORY / package, target / "code" / Path(package).name)
     shutil.copy(REPOSITORY / "gpukit/run", target / "run")
     collect_agent(rootfs, target / "agent")
     if packages:
@@ -55,7 +55,10 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
 
 
-_COLLECT = '"$0/images/collect-launcher" "$1/launcher"; "$0/images/add-code" "$0/proxy" "$1"'
+_COLLECT = (
+    '"$0/images/collect-launcher" "$1/launcher"; '
+    '"$0/images/add-code" "$0/proxy/singularity_proxy" "$0/singularity_train" "$1"'
+)
 _IN_ROOTFS = """
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$3"

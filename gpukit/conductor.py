@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from proxy.protocol import messages, names, ratchet
-from proxy.sidecar.barrier_page import BarrierPage
+from singularity_proxy.protocol import messages, names, ratchet
+from singularity_proxy.sidecar.barrier_page import BarrierPage
 
 from .kit import PartError
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.launcher.device.backend import Cuda
-from proxy.launcher.device.copies import Copies
-from proxy.launcher.device.driver import Device, DriverError, State
-from proxy.launcher.device.fake_nvml import FakeGpu, FakeNvml
-from proxy.launcher.ranks.slot_init import FIRST_PID
+from singularity_proxy.launcher.device.backend import Cuda
+from singularity_proxy.launcher.device.copies import Copies
+from singularity_proxy.launcher.device.driver import Device, DriverError, State
+from singularity_proxy.launcher.device.fake_nvml import FakeGpu, FakeNvml
+from singularity_proxy.launcher.ranks.slot_init import FIRST_PID
 
 FAKE_GPUS = tuple(Device(f"GPU-{n:08d}-fa4e-0000-0000-000000000000", "Fake GPU", 80 << 30) for n in range(4))
 SIZE = 256

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from proxy.protocol import messages, names, page
+from singularity_proxy.protocol import messages, names, page
 
 from .conductor import Conductor, acquire
 from .kit import Kit, PartError, environment

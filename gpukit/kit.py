@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from proxy.launcher.device.driver import CudaDriver, Device, Driver
-from proxy.launcher.device.facts import LIBRARY, Facts, gather
-from proxy.launcher.tools import Tools
+from singularity_proxy.launcher.device.driver import CudaDriver, Device, Driver
+from singularity_proxy.launcher.device.facts import LIBRARY, Facts, gather
+from singularity_proxy.launcher.tools import Tools
 
 from .fake import FAKE_GPUS
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from proxy.launcher import device
-from proxy.launcher.__main__ import main
-from proxy.launcher.device import libraries, nvml, watch
-from proxy.launcher.paths import Paths
-from proxy.launcher.tools import Tools
-from proxy.protocol.messages import Gpus
+from singularity_proxy.launcher import device
+from singularity_proxy.launcher.__main__ import main
+from singularity_proxy.launcher.device import libraries, nvml, watch
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.tools import Tools
+from singularity_proxy.protocol.messages import Gpus
 
 from .fake import FakeCuda, FileDriver, fake_nvml
 from .kit import own_packages

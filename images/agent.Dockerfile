@@ -21,9 +21,10 @@ RUN /opt/singularity/build/install-extra proxy
 
 COPY images/install-agent /opt/singularity/bin/
 COPY images/add-code images/start /opt/singularity/build/
-COPY proxy /opt/singularity/app/proxy
+COPY proxy/singularity_proxy /opt/singularity/app/proxy
 COPY singularity_train /opt/singularity/app/singularity_train
-RUN /opt/singularity/build/add-code /opt/singularity/app/proxy /opt/singularity \
+RUN /opt/singularity/build/add-code /opt/singularity/app/proxy /opt/singularity/app/singularity_train \
+         /opt/singularity \
     && /opt/singularity/venv/bin/python -m compileall -q /opt/singularity/app
 
 ENV PYTHONPATH=/opt/singularity/app

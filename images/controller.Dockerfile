@@ -13,8 +13,8 @@ COPY pyproject.toml images/install-extra /opt/singularity/build/
 RUN /opt/singularity/build/install-extra kueue
 
 COPY kueue_integration /opt/singularity/app/kueue_integration
-COPY proxy/__init__.py /opt/singularity/app/proxy/
-COPY proxy/protocol /opt/singularity/app/proxy/protocol
+COPY proxy/singularity_proxy/__init__.py /opt/singularity/app/singularity_proxy/
+COPY proxy/singularity_proxy/protocol /opt/singularity/app/singularity_proxy/protocol
 RUN /opt/singularity/venv/bin/python -m compileall -q /opt/singularity/app
 
 ENV PYTHONPATH=/opt/singularity/app PYTHONUNBUFFERED=1

@@ -19,6 +19,7 @@ GENERATED = ("reference/", "../reference/", "cli/", "../cli/", "project/evidence
 NAMES_TESTS = ("faults.md", "project/evidence-faults.md", "project/reviews.md")
 """Pages of docs/ whose tables name tests."""
 SVG = "{http://www.w3.org/2000/svg}"
+EXIT_CODES = "proxy/singularity_proxy/protocol/exit_codes.py"
 PROSE = {
     ("kueue_integration/controller/attempt_history.py", "Preempted to accommodate"),
     ("kueue_integration/doctor/probe.py", " is supported"),
@@ -30,8 +31,8 @@ PROSE = {
     ("airflow_provider/narrate.py", "not tried"),
     ("airflow_provider/start_point.py", "earlier run"),
     ("airflow_provider/podlogs.py", "[rank 0] "),
-    ("proxy/protocol/exit_codes.py", "<!-- exit codes: made by python -m proxy.protocol.exit_codes -->"),
-    ("proxy/protocol/exit_codes.py", "<!-- exit codes: end -->"),
+    (EXIT_CODES, "<!-- exit codes: made by python -m singularity_proxy.protocol.exit_codes -->"),
+    (EXIT_CODES, "<!-- exit codes: end -->"),
 }
 """(file, text): of another program that says it nowhere else; what is itself tried; a value or a mark of ours."""
 TEXT_METHODS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "count"}
@@ -71,8 +72,8 @@ READERS = {
 ERROR_TREES = {
     "kueue_integration/errors.py": "SingularityError",
     "airflow_provider/exceptions.py": "SingularityProviderError",
-    "proxy/errors.py": "ProxyError",
-    "proxy/launcher/errors.py": "LauncherError",
+    "proxy/singularity_proxy/errors.py": "ProxyError",
+    "proxy/singularity_proxy/launcher/errors.py": "LauncherError",
     "localcluster/errors.py": "LocalClusterError",
     "singularity_train/errors.py": "TrainError",
     "singularity_train/storage/errors.py": "StateStorageError",

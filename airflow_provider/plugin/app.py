@@ -36,8 +36,8 @@ from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import time_travel
 from kueue_integration.kube.client import Kube
 from kueue_integration.requests import verbs
-from proxy.protocol import decode
-from proxy.protocol.messages import CHECKPOINT_ID
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.messages import CHECKPOINT_ID
 
 from .. import lineage
 from ..identity import TaskKey

@@ -18,7 +18,7 @@ from kueue_integration.errors import KubeError, SingularityError
 from kueue_integration.kube.client import Kube
 from kueue_integration.overview.look import look
 from kueue_integration.overview.report import Overview, overview
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..exceptions import SingularityProviderError
 from ..identity import ANN_TASK, Claim

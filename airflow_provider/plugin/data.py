@@ -11,7 +11,7 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import Text, and_, cast, func, or_, select
 from sqlalchemy.orm import Session
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from .. import compat
 from ..identity import Claim, TaskKey, Try

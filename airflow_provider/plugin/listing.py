@@ -20,7 +20,7 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from .. import VERSION, compat
 from ..lineage import facts, line

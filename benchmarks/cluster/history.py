@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.protocol.messages import AttemptRecord, Gpus
+from singularity_proxy.protocol.messages import AttemptRecord, Gpus
 
 from .active import Active
 from .utilisation import busy_percent

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from proxy.launcher.device import cycle, nvml
-from proxy.launcher.device.copies import Copies
-from proxy.launcher.device.driver import Driver
-from proxy.launcher.device.fake import FakeDriver, FakeProcess
+from singularity_proxy.launcher.device import cycle, nvml
+from singularity_proxy.launcher.device.copies import Copies
+from singularity_proxy.launcher.device.driver import Driver
+from singularity_proxy.launcher.device.fake import FakeDriver, FakeProcess
 
 from ..kit import Kit, Result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from proxy.launcher.device import nvml
+from singularity_proxy.launcher.device import nvml
 
 from ..fake import fake_nvml
 from ..kit import Kit, Result

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
-from proxy.launcher.device.driver import Device
-from proxy.launcher.device.fake import FakeDriver, FakeProcess
-from proxy.launcher.errors import DumpError, RestoreError
+from singularity_proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
+from singularity_proxy.launcher.device.driver import Device
+from singularity_proxy.launcher.device.fake import FakeDriver, FakeProcess
+from singularity_proxy.launcher.errors import DumpError, RestoreError
 
 from ..kit import Kit, PartError, Result, environment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..compare import outcome, same, undisturbed
 from ..job import Job

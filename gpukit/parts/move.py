@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from proxy.launcher.device import nvml
+from singularity_proxy.launcher.device import nvml
 
 from ..compare import outcome, same, undisturbed
 from ..job import Job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.launcher.device import cycle
+from singularity_proxy.launcher.device import cycle
 
 from ..job import Job
 from ..kit import Kit, Result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..compare import outcome, same, undisturbed
 from ..job import Job

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
+from singularity_proxy.protocol.manifest import Manifest, RankImage, Requirements
 
 from ..job import Job
 from ..kit import Kit, Result, SkipPartError
 
 if TYPE_CHECKING:
-    from proxy.store import Store
+    from singularity_proxy.store import Store
 
 NAMESPACE, JOB = "kit", "kit"
 CHECKPOINT = f"{JOB}-a1-g1"
@@ -24,7 +24,7 @@ CHECKPOINT = f"{JOB}-a1-g1"
 
 def run(kit: Kit, result: Result) -> None:
     try:
-        from proxy.store import Store  # needs packages that not every machine has
+        from singularity_proxy.store import Store  # needs packages that not every machine has
     except ImportError as error:
         raise SkipPartError(f"the store's packages are not here: {error}") from None
     steps, width = kit.pick((100000, 4096), (100000, 16))

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.resources import Object

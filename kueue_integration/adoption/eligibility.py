@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import names, page
+from singularity_proxy.protocol import names, page
 
 from ..contract import job_names
 from ..guard import ownership

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..errors import SpecError

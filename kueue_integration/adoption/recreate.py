@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..contract import job_names
 from ..errors import (

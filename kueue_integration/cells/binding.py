@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..errors import SpecError
 from .buddy import Buddy

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import yaml
 
-from proxy.protocol import decode
-from proxy.protocol.decode import Spelled, Within
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.decode import Spelled, Within
 
 from ..errors import SpecError
 

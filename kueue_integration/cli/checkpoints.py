@@ -1,6 +1,7 @@
 """`checkpoints ls|show|verify|gc|pin|export|import`: what the store holds of a job, which may be long gone.
 
-The one module of this package that imports `proxy.store`: a store that the user's machine reaches needs no pod.
+The one module of this package that imports `singularity_proxy.store`: a store that the user's machine reaches needs no
+pod.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import attempt_records, branches, job_names, kinds
 from ..errors import PlatformError, SpecError, StoreSaidNo
@@ -415,7 +416,7 @@ class Asker:
 
     def _here(self, question: tuple[str, ...], progress: Callable[[int, int], None] | None) -> Mapping[str, Any]:
         try:
-            from proxy.store import admin
+            from singularity_proxy.store import admin
         except ImportError as error:
             fix = "install airflow-provider-singularity[proxy], or ask in a pod: --where pod"
             raise PlatformError(f"the store cannot be read from here ({error}): {fix}") from error

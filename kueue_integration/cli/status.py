@@ -8,7 +8,7 @@ import time
 import click
 import yaml
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..contract import job_names, kinds, progress_objects
 from ..jobs import status as library

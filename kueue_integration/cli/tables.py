@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, Gpus
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, Gpus
 
 from ..contract import branches
 from ..jobs import gpu_words, lost_time
@@ -76,7 +76,7 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
 
 
 def checkpoints_table(entries: Sequence[Mapping[str, Any]]) -> str:
-    """One line per checkpoint of the store, as `proxy.store.admin.ls` lists them, with `in_use` added."""
+    """One line per checkpoint of the store, as `singularity_proxy.store.admin.ls` lists them, with `in_use` added."""
     head = ["CHECKPOINT", "ATTEMPT", "STEP", "RANKS", "SIZE", "MADE", "IN USE", "NOTE"]
     rows = [
         (

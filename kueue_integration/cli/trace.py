@@ -7,8 +7,8 @@ import json
 
 import click
 
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import annotation_values, attempt_phases, job_names, kinds
 from ..errors import JobNotFoundError, PlatformError, SpecError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..kube.resources import Object, annotation, pod_spec
 from . import job_names

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from proxy.protocol import decode
-from proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.decode import Unreadable
 
 from ..kube.resources import annotation
 

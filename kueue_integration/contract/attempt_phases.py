@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proxy.protocol import phases
-from proxy.protocol.decode import Record
-from proxy.protocol.messages import to_json
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol import phases
+from singularity_proxy.protocol.decode import Record
+from singularity_proxy.protocol.messages import to_json
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 from . import annotation_values, job_names
 from .annotation_values import readable

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.protocol import names
-from proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, json_value, typed
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Gpus
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, json_value, typed
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Gpus
 
 from ..kube.resources import annotation
 from . import annotation_values, job_names
@@ -35,7 +35,7 @@ class ProgressNote:
     It stands in a small object of its own (`progress_objects`), and in an annotation of the Job, which is written at
     changes of phase.
 
-    `phase` is what the leader was doing, as in `proxy.protocol.messages.Progress`.
+    `phase` is what the leader was doing, as in `singularity_proxy.protocol.messages.Progress`.
     """
 
     attempt: int

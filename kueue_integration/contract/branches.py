@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proxy.protocol import names
-from proxy.protocol.decode import Count, Record, UnixTime, Unreadable
-from proxy.protocol.messages import AnyId, AttemptRecord, CheckpointRef, Origin, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.decode import Count, Record, UnixTime, Unreadable
+from singularity_proxy.protocol.messages import AnyId, AttemptRecord, CheckpointRef, Origin, to_json
 
 from ..kube.resources import annotation
 from . import annotation_values, attempt_records, job_names

@@ -1,15 +1,15 @@
-"""Labels, annotations, finalizers, objects and containers: names on which the parts outside `proxy` have to agree.
+"""Labels, annotations, finalizers, objects and containers: names on which the parts outside the pods have to agree.
 
-Controller, `singularityctl`, provider, chart and tests write and read them, code in `proxy` none. A name that code in
-`proxy` uses too is in `proxy.protocol.names`, such as `ANN_CHECKPOINT`. What a request to Kueue's API takes is in
-`kube.resources`.
+Controller, `singularityctl`, provider, chart and tests write and read them, code in `singularity_proxy` none. A name
+that the pods use, too, is in `singularity_proxy.protocol.names`, such as `ANN_CHECKPOINT`. What a request to Kueue's
+API takes is in `kube.resources`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 # --- labels on the Job and its pods -------------------------------------------------------------------------------
 LABEL_MANAGED: Final = f"{names.DOMAIN}/managed"
@@ -75,7 +75,7 @@ ANN_PRIORITY: Final = f"{names.DOMAIN}/planned-priority"
 ANN_CURVE: Final = f"{names.DOMAIN}/loss-curve"
 """JSON list of `[step, loss]` as rank 0 printed them, thinned out to a bounded number over the whole job."""
 ANN_RESULT: Final = f"{names.DOMAIN}/result"
-"""JSON object that rank 0's program has left behind when it ended well (`proxy.protocol.names.ENV_RESULT`)."""
+"""JSON object that rank 0's program has left behind when it ended well (`protocol.names.ENV_RESULT`)."""
 ANN_PODS: Final = f"{names.DOMAIN}/pods"
 """JSON `{"attempt", "uids"}`: the pods (first 8 characters of their UIDs) that the attempt took its first step with."""
 ANN_WORKERS: Final = f"{names.DOMAIN}/workers"

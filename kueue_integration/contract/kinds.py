@@ -13,8 +13,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxy.protocol import names
-from proxy.protocol.decode import whole
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.decode import whole
 
 from ..errors import Forbidden, NotFound
 from ..kube.api import Kube

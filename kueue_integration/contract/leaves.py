@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from proxy.protocol.decode import Count, Record, UnixTime, Within
-from proxy.protocol.messages import AnyId, to_json
+from singularity_proxy.protocol.decode import Count, Record, UnixTime, Within
+from singularity_proxy.protocol.messages import AnyId, to_json
 
 from ..kube.resources import annotation
 from . import annotation_values, job_names

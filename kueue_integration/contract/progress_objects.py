@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.decode import Unreadable
 
 from ..errors import Forbidden, NotFound
 from ..kube.api import Kube

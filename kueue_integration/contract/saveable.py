@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from proxy.protocol.decode import Count, UnixTime, Unreadable
-from proxy.protocol.messages import NOT_TRIED, SaveCause, Verdict, to_json
+from singularity_proxy.protocol.decode import Count, UnixTime, Unreadable
+from singularity_proxy.protocol.messages import NOT_TRIED, SaveCause, Verdict, to_json
 
 from . import annotation_values, attempt_records, job_names
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any
 
-from proxy.protocol.messages import Readmission, RequestStatus
+from singularity_proxy.protocol.messages import Readmission, RequestStatus
 
 Annotations = Mapping[str, "str | None"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import (
+from singularity_proxy.protocol.messages import (
     AttemptRecord,
     CheckpointRef,
     Damage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from proxy.protocol.messages import Preemptor
+from singularity_proxy.protocol.messages import Preemptor
 
 from ..contract import job_names, kinds, progress_objects
 from ..kube.client import Kube

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import RESTORES, CheckpointRef, Needs, NodeRequirement, Placement, to_json
+from singularity_proxy.protocol.messages import RESTORES, CheckpointRef, Needs, NodeRequirement, Placement, to_json
 
 from ..contract import job_names
 from ..errors import SpecError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from proxy.protocol import decode, names
+from singularity_proxy.protocol import decode, names
 
 from ..contract import job_names
 from ..planner import settings

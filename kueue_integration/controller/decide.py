@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import RESTORES, AttemptRecord, CheckpointRef
+from singularity_proxy.protocol.messages import RESTORES, AttemptRecord, CheckpointRef
 
 from ..contract import job_names
 from ..requests import periodic_checkpoints

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, Damage, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, Damage, to_json
 
 from ..contract import branches, job_names
 from . import attempt_history

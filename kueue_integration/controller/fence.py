@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
 from ..contract import job_names
 from ..kube import server_time

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proxy.protocol.messages import AttemptRecord, Unsaved
+from singularity_proxy.protocol.messages import AttemptRecord, Unsaved
 
 from ..contract import job_names
 from ..kube import server_time

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from proxy.protocol.messages import CheckpointRef, JobRequest, SaveCause
+from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, SaveCause
 
 from ..contract import attempt_records, leaves, saveable
 from ..contract.leaves import Leave

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from proxy.protocol.messages import AttemptRecord, Gpus
+from singularity_proxy.protocol.messages import AttemptRecord, Gpus
 
 from ..contract import attempt_records, kinds, saveable
 from ..jobs import lost_time

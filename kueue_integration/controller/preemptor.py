@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.protocol.messages import Preemptor
+from singularity_proxy.protocol.messages import Preemptor
 
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, label
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import job_names
 from ..kube import server_time

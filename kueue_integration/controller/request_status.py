@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
 from ..contract import branches, job_names, leaves, saveable
 from ..requests import user_requests

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.protocol.messages import AttemptRecord, JobRequest, Placement
+from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, Placement
 
 from ..contract import job_names, kinds
 from ..manifests.job_manifests import MIN_PARALLELISM

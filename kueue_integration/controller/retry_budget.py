@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names
 from ..jobs import lifecycle

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.protocol import names
-from proxy.protocol.messages import CheckpointRef, JobRequest, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, to_json
 
 from ..contract import branches, job_names
 from ..contract.branches import Rewind

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.protocol import decode, exit_codes
-from proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
+from singularity_proxy.protocol import decode, exit_codes
+from singularity_proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
 
 from ..contract import job_names, kinds
 from ..kube import devices, server_time

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.protocol.decode import Unreadable, moment
+from singularity_proxy.protocol.decode import Unreadable, moment
 
 from ..contract import job_names
 from ..errors import Forbidden, KubeError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import job_names, kinds
 from ..errors import KubeError

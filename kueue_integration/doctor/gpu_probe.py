@@ -1,5 +1,5 @@
 """`doctor --probe --gpus`: on each flavor with GPUs a pod like those of training jobs, which moves a GPU's memory
-(`proxy.launcher.device.probe`)."""
+(`singularity_proxy.launcher.device.probe`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from proxy.protocol import decode, names
-from proxy.protocol.messages import GpuProbe
+from singularity_proxy.protocol import decode, names
+from singularity_proxy.protocol.messages import GpuProbe
 
 from ..contract import job_names
 from ..errors import KubeError, PlatformError

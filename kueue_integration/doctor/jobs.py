@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.decode import Unreadable
 
 from ..contract import agent_images, attempt_records, job_names, kinds
 from ..errors import Forbidden

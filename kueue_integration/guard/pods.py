@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE

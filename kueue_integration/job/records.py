@@ -15,9 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from proxy.protocol import names
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Origin, Placement, RequestStatus
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import (
+    AttemptRecord,
+    CheckpointRef,
+    JobRequest,
+    Origin,
+    Placement,
+    RequestStatus,
+)
 
 from ..contract import annotation_values, attempt_phases, attempt_records, branches, job_names, leaves, saveable
 from ..kube.resources import annotation

@@ -1,7 +1,7 @@
 """A checkpoint of the state engine as a file or folder that a framework reads, from the store of its job. Blocking.
 
-Two programs do it: `proxy.store` fetches and verifies the checkpoint, `singularity_train.export` writes it anew. Both
-run in one pod that is made as the pods of the job are, or both as processes of this machine.
+Two programs do it: `singularity_proxy.store` fetches and verifies the checkpoint, `singularity_train.export` writes it
+anew. Both run in one pod that is made as the pods of the job are, or both as processes of this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import branches, job_names, kinds
 from ..errors import JobNotFoundError, PlatformError, SpecError, StoreSaidNo
@@ -52,7 +52,7 @@ class Stored:
 
     @property
     def question(self) -> tuple[str, ...]:
-        """For `proxy.store`: all but the folder."""
+        """For `singularity_proxy.store`: all but the folder."""
         return ("fetch", self.namespace, self.maker, self.checkpoint)
 
 
@@ -167,7 +167,7 @@ def here(found: Stored, wanted: Wanted, timeout_s: float = TIMEOUT_S) -> Exporte
     """Export in processes of this machine, which reaches the store.
 
     :raises SpecError: bad input; StoreSaidNo: it cannot be exported, and the sentence says why
-    :raises PlatformError: no torch or no `proxy.store` here, or it takes longer than `timeout_s`
+    :raises PlatformError: no torch or no `singularity_proxy.store` here, or it takes longer than `timeout_s`
     """
     python, target = wanted.python or sys.executable, Path(wanted.output)
     problems = _problems(wanted, None)
@@ -184,7 +184,7 @@ def here(found: Stored, wanted: Wanted, timeout_s: float = TIMEOUT_S) -> Exporte
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as room:
         folder = f"{room}/fetched"
         digest = [found.sha256] if found.sha256 else []
-        _ask([sys.executable, "-m", "proxy.store", found.url, *found.question, folder, *digest], timeout_s)
+        _ask([sys.executable, "-m", "singularity_proxy.store", found.url, *found.question, folder, *digest], timeout_s)
         return _exported(found, wanted, _ask([python, *wanted.words(folder)], timeout_s))
 
 

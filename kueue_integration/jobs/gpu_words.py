@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.protocol.messages import Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 GIB = 1 << 30
 XIDS = {

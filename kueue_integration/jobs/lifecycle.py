@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import decode, names
-from proxy.protocol.messages import Origin, to_json
+from singularity_proxy.protocol import decode, names
+from singularity_proxy.protocol.messages import Origin, to_json
 
 from ..contract import attempt_records, job_names, kinds
 from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol.messages import Reading
+from singularity_proxy.protocol.messages import Reading
 
 from ..contract import annotation_values, attempt_records, job_names
 

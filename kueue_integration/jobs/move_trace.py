@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.protocol import phases
-from proxy.protocol.messages import AttemptRecord
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol import phases
+from singularity_proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 from ..contract.attempt_phases import AttemptPhases
 

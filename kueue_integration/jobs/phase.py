@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import exit_codes
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names
 from ..kube.resources import annotation, condition, is_true

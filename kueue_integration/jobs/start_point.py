@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import branches, job_names, kinds
 from ..errors import RequestRefusedError, SpecError

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.protocol import decode
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
 
 from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, progress_objects, saveable
 from ..contract.attempt_phases import AttemptPhases

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import decode, names
+from singularity_proxy.protocol import decode, names
 
 from ..contract import job_names
 from ..errors import Invalid, KubeError, NotFound, PlatformError, Unreachable

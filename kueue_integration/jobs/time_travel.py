@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import names
-from proxy.protocol.messages import CheckpointRef, JobRequest, Origin
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, Origin
 
 from ..contract import attempt_records, branches, job_names, kinds
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
@@ -36,8 +36,7 @@ from ..spec.train_spec import TrainSpec
 from . import lifecycle, preflight, store_pod
 
 Ask = Callable[[Object, str, Sequence[str]], Any]
-"""Asks the store of a job, at that URL, a question of `proxy.store.admin`. Raises StoreSaidNo, PlatformError,
-KubeError."""
+"""Asks the store of a job, at that URL, a question of `store.admin`. Raises StoreSaidNo, PlatformError, KubeError."""
 TIMEOUT_S = 300.0
 _AIRFLOW = f"airflow.{names.DOMAIN}/"
 _GIVEN = ("name", "queue", "priority_class", "command")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..job import records

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..errors import Conflict, NotFound, Unreachable
 from .answers import LISTEN_S, broken_watch, refusal, watch_query

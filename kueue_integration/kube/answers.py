@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..errors import AlreadyExists, Conflict, Forbidden, Gone, Invalid, KubeError, NotFound
 

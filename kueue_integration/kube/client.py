@@ -18,7 +18,7 @@ import urllib3
 import yaml
 from kubernetes import client, config
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..errors import PlatformError, Unreachable
 from .answers import LISTEN_S, broken_watch, refusal, watch_query

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from proxy.protocol import decode
-from proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.decode import Unreadable
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from proxy.protocol import exit_codes, names
-from proxy.protocol.messages import RESTORES
+from singularity_proxy.protocol import exit_codes, names
+from singularity_proxy.protocol.messages import RESTORES
 
 from ..contract import job_names
 from ..kube.resources import Object

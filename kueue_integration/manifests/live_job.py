@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.protocol import names
-from proxy.protocol.messages import Origin, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Origin, to_json
 
 from ..contract import job_names
 from ..kube.resources import Object, annotation

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.resources import Object

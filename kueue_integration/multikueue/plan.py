@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, RequestStatus
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from ..contract import job_names
 from ..controller import attempt_history, checkpoint_fit, fence, views

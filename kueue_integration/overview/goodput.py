@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract.attempt_records import STEPLESS_S
 from ..jobs import cost as money

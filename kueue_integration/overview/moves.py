@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.protocol.messages import Preemptor
+from singularity_proxy.protocol.messages import Preemptor
 
 from .model import Training
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from proxy.protocol.decode import Count, UnixTime, Within
-from proxy.protocol.messages import to_json
+from singularity_proxy.protocol.decode import Count, UnixTime, Within
+from singularity_proxy.protocol.messages import to_json
 
 from ..contract import annotation_values, job_names
 from ..contract.annotation_values import readable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from proxy.protocol.decode import Within
+from singularity_proxy.protocol.decode import Within
 
 from .arbiter import Limits
 

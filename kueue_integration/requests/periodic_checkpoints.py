@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from proxy.protocol.decode import Count, Within
-from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol.decode import Count, Within
+from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
 from ..contract import annotation_values, attempt_records, job_names
 from ..contract.annotation_values import readable

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import NodeRequirement, Placement
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import NodeRequirement, Placement
 
 from ..contract import annotation_values, job_names
 from ..errors import Forbidden, PlatformError, SpecError

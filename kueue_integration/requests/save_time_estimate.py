@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import AttemptRecord, RequestStatus
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from ..contract import attempt_records, job_names
 from ..kube.resources import annotation, pod_spec

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.protocol import page
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import page
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import (
     CheckpointRef,
     JobRequest,
     RequestOp,

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from proxy.protocol.messages import JobRequest, RequestOp
+from singularity_proxy.protocol.messages import JobRequest, RequestOp
 
 from ..contract import kinds
 from ..errors import JobNotFoundError, KubeError, RequestRefusedError, RequestTimeoutError, SpecError

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 if TYPE_CHECKING:
     from .train_spec import TrainSpec

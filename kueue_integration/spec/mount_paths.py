@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 _PART = r"/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+)"
 FORM = rf"^({_PART})+/?$"
 """Of a clean path, one `/` at its end allowed. The syntax is RE2, which CEL has, and Python's."""
 FIX = "must be absolute and have no empty, '.' or '..' part, as /data/sets has none"
 DRIVER = r"/(lib(cuda|nvidia)[^/]*|[^/]*nvidia[^/]*)/?$"
-"""What the launcher could take for NVIDIA's driver (`proxy.launcher.device.libraries`)."""
+"""What the launcher could take for NVIDIA's driver (`singularity_proxy.launcher.device.libraries`)."""
 DRIVER_FIX = "looks like a part of NVIDIA's driver, which the container runtime mounts; use another path"
 
 

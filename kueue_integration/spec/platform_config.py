@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proxy.protocol import decode
+from singularity_proxy.protocol import decode
 
 from ..contract import job_names
 from ..errors import ChartError, Forbidden, NotFound

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 Problem = tuple[str, object, str]
 KEPT = ("runAsUser", "runAsGroup", "runAsNonRoot")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.protocol import decode, names
+from singularity_proxy.protocol import decode, names
 
 from ..errors import SpecError
 from . import engine

@@ -9,7 +9,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import JobStatus, describe
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, POD
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from .errors import StoryError, StoryTimeoutError
 from .model import Sample, Saved

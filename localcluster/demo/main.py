@@ -9,7 +9,7 @@ from typing import Any
 from kueue_integration.errors import SingularityError
 from localcluster import machines
 from localcluster.errors import LocalClusterError
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from . import report, state, timeline
 from .interrupts import first_interrupt

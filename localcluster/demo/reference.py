@@ -13,7 +13,7 @@ from kueue_integration.errors import KubeError
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, POD
 from kueue_integration.spec.platform_config import PlatformConfig
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 from . import cluster_jobs
 from .errors import StoryError

@@ -22,7 +22,7 @@ from kueue_integration.spec.train_spec import TrainSpec
 from localcluster import machines
 from localcluster.addons import restricted
 from localcluster.addons.chart import SHARED_MOUNT
-from proxy.protocol.manifest import loads
+from singularity_proxy.protocol.manifest import loads
 
 from . import samples
 from .compare import compare, read_output

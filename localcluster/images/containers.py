@@ -51,7 +51,8 @@ AGENT = Recipe(
 CONTROLLER = Recipe(
     "singularity-controller",
     "images/controller.Dockerfile",
-    ["kueue_integration", "proxy/__init__.py", "proxy/protocol", "pyproject.toml", "images/install-extra"],
+    ["kueue_integration", "pyproject.toml", "images/install-extra"]
+    + [f"proxy/singularity_proxy/{name}" for name in ("__init__.py", "protocol")],
 )
 TRAIN = Recipe("singularity-train", "images/train.Dockerfile", [])
 RECIPES = (AGENT, CONTROLLER, TRAIN)

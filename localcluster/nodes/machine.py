@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kueue_integration.controller.checkpoint_fit import CPUID
-from proxy.protocol import cpu
+from singularity_proxy.protocol import cpu
 
 from ..config import ClusterConfig, Node
 from ..errors import ConfigError

@@ -22,7 +22,7 @@ from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, Object
 from kueue_integration.spec.platform_config import PlatformConfig, to_json
-from proxy.protocol.messages import AttemptRecord, Gpus, Preemptor
+from singularity_proxy.protocol.messages import AttemptRecord, Gpus, Preemptor
 
 TEAM_A = ("segmentation", "speech", "ranking", "translation", "search", "ocr")
 TEAM_B = ("robot_arm", "grasping")

@@ -19,7 +19,7 @@ from kueue_integration.kube.resources import NODE, Kind, Object, annotation, lab
 from localcluster.cache import Progress
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 QUOTA = {"ondemand": "100m", "spot": "100m"}
 """Of queue `own`: each flavor takes two pods."""

@@ -64,7 +64,7 @@ lifecycle.submit(kube, TrainSpec(**json.load(sys.stdin)), platform_config.load(k
 """
 
 
-# Appended to `proxy/protocol/messages.py`: each message and record of these has one field more, which is written.
+# Appended to the protocol's messages.py: each message and record of these has one field more, which is written.
 _GROWN = """
 
 def _grown(base):
@@ -160,7 +160,7 @@ def after(stage: Stage, say: Callable[[str], None]) -> Release:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
-    with (folder / "proxy/protocol/messages.py").open("a") as messages:
+    with (folder / "proxy/singularity_proxy/protocol/messages.py").open("a") as messages:
         messages.write(_GROWN)
     records = folder / "kueue_integration/contract/attempt_records.py"
     text = records.read_text()

@@ -45,7 +45,7 @@ from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_exact.py"
 TIMEOUT_S = 600.0

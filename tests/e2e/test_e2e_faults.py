@@ -20,8 +20,8 @@ from kueue_integration.errors import Conflict, NotFound
 from kueue_integration.kube.resources import ADMISSION_POLICY_BINDING, JOB, LEASE, annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600), pytest.mark.full]
 LEASE_S = 10

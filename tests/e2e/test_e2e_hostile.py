@@ -21,7 +21,7 @@ from kueue_integration.kube.client import MERGE_PATCH, ApiKube, connect
 from kueue_integration.kube.resources import JOB, LEASE, POD
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 HOSTILE = 30

@@ -26,7 +26,7 @@ from localcluster.demo.stage import CHECKOUT
 from localcluster.demo.wait import wait_for
 from localcluster.multikueue import QUEUE, WORKER_QUEUE, Federation
 from localcluster.registry import find
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 NAMESPACE = "default"

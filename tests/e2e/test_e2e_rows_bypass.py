@@ -12,7 +12,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, NODE, POD, SERVICE, WORKLOAD, Object
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 TAINT = "cloud.example.com/reclaimed"

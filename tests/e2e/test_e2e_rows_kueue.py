@@ -20,7 +20,7 @@ from kueue_integration.spec.validation import MAX_EXECUTION_LABEL
 from localcluster import cluster
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

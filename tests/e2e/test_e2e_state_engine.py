@@ -27,7 +27,7 @@ from localcluster.addons import restricted
 from localcluster.demo import state
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import CheckpointRef, Origin
+from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 

@@ -17,9 +17,9 @@ from rows import TIMEOUT_S, Rows, Training
 from kueue_integration.contract import attempt_records
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.manifest import dumps
-from proxy.protocol.messages import CheckpointRef
-from proxy.store import Store, layout
+from singularity_proxy.protocol.manifest import dumps
+from singularity_proxy.protocol.messages import CheckpointRef
+from singularity_proxy.store import Store, layout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3600)]
 

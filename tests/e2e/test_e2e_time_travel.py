@@ -13,7 +13,7 @@ from other_kinds import ctl
 from rows import TIMEOUT_S, Rows, Training, expected_losses
 
 from kueue_integration.contract import attempt_records, branches
-from proxy.protocol.messages import CheckpointRef, Origin
+from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 NAMESPACE = "branches"

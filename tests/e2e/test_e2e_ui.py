@@ -18,7 +18,7 @@ from kueue_integration.jobs.status import describe
 from kueue_integration.kube.resources import JOB
 from localcluster.demo.stage import CHECKOUT, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import Origin
+from singularity_proxy.protocol.messages import Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 PICTURES = CHECKOUT / "build" / "e2e" / "ui"

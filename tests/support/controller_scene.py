@@ -15,8 +15,8 @@ from kueue_integration.controller.machines import MachinesOf, unknown
 from kueue_integration.controller.snapshot import Snapshot, Surroundings, Workload
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL
-from proxy.protocol import decode
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Preemptor, to_json
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Preemptor, to_json
 
 T0 = 1_800_000_000.0
 NS = "team"

@@ -15,8 +15,8 @@ from controller_scene import T0
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import Decision
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
 NOW = T0 + 100
 

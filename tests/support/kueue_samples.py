@@ -10,8 +10,8 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, KUEUE_VERSION
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
 PLATFORM = PlatformConfig(
     agent_image="example/agent:1",

@@ -11,7 +11,7 @@ from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL, Object
 from kueue_integration.planner.arbiter import Ruling
 from kueue_integration.planner.proposals import Action, Proposal
-from proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import AttemptRecord, to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 NOW = 10_000.0

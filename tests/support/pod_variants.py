@@ -20,7 +20,7 @@ from kueue_integration.jobs import store_pod
 from kueue_integration.manifests import job_manifests
 from kueue_integration.manifests.pod import AGENT_VOLUME
 from kueue_integration.spec.platform_config import PlatformConfig
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 Pod = dict[str, Any]
 Make = Callable[[PlatformConfig], Pod]

@@ -8,10 +8,10 @@ from typing import Any
 
 from kueue_integration.contract import job_names
 from kueue_integration.manifests.pod import LAUNCHER
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks import environment, torchrun
-from proxy.protocol import messages, names
-from proxy.protocol.placement import ranks_of
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks import environment, torchrun
+from singularity_proxy.protocol import messages, names
+from singularity_proxy.protocol.placement import ranks_of
 
 ALL = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 

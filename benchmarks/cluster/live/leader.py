@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from proxy.errors import ControllerError, StaleAttemptError
-from proxy.protocol import page
-from proxy.protocol.messages import (
+from singularity_proxy.errors import ControllerError, StaleAttemptError
+from singularity_proxy.protocol import page
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     CheckpointRef,
     Command,
@@ -39,7 +39,7 @@ Phase = Literal["starting", "restoring", "running", "finished"]
 
 
 class Line(Protocol):
-    """What is used of the sidecars' client (`proxy.sidecar.controller_client.Controller`).
+    """What is used of the sidecars' client (`singularity_proxy.sidecar.controller_client.Controller`).
 
     Deadlines are of the monotonic clock.
     """

@@ -13,9 +13,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from kubernetes import client, config
 
 from kueue_integration.spec.platform_config import PlatformConfig
-from proxy.protocol import names
-from proxy.sidecar.config import Config
-from proxy.sidecar.controller_client import Controller
+from singularity_proxy.protocol import names
+from singularity_proxy.sidecar.config import Config
+from singularity_proxy.sidecar.controller_client import Controller
 
 from .attempts import Attempt
 

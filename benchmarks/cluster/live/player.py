@@ -13,7 +13,7 @@ from kueue_integration.controller.work_queue import WorkQueue
 from kueue_integration.errors import NotFound
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import POD, WORKLOAD
-from proxy.errors import StaleAttemptError
+from singularity_proxy.errors import StaleAttemptError
 
 from ...events import changes
 from ...fleet import patiently

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from proxy.protocol.messages import JobRequest
+from singularity_proxy.protocol.messages import JobRequest
 
 from ...contract import kinds, saveable
 from ...drain import departure

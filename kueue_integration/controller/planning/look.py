@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
+from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 
 from ...contract import attempt_records, job_names, kinds, leaves, saveable
 from ...drain import nodes as drained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.protocol.messages import JobRequest, Placement
+from singularity_proxy.protocol.messages import JobRequest, Placement
 
 from ...drain import departure
 from ...errors import RequestRefusedError, SpecError

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from proxy.protocol import exit_codes
-from proxy.protocol.messages import AttemptRecord, LastWords, PodGpus
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.messages import AttemptRecord, LastWords, PodGpus
 
 from ...contract import attempt_records, kinds
 from ...jobs import gpu_words

@@ -1,4 +1,4 @@
-"""The HTTPS API of the sidecars (paths and messages: proxy.protocol.messages), and the plain port of the probes.
+"""The HTTPS API of the sidecars (paths and messages: `protocol.messages`), and the plain port of the probes.
 
 Every replica answers: the Job has all the data that it needs. Calls of the Kubernetes API block, so they run in
 threads.
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from proxy.protocol import VERSION
-from proxy.protocol.decode import Unreadable, whole
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import VERSION
+from singularity_proxy.protocol.decode import Unreadable, whole
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     Command,
     CommitRequest,

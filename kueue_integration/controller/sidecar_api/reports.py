@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from proxy.protocol import decode, gpus, manifest, names, page
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import decode, gpus, manifest, names, page
+from singularity_proxy.protocol.messages import (
     RESULT_BYTES,
     AttemptRecord,
     CheckpointFailure,

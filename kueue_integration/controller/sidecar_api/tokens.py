@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from proxy.protocol import decode, names
+from singularity_proxy.protocol import decode, names
 
 from ...kube.client import Kube
 from ..errors import RefusedError

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from proxy.protocol.messages import Preemptor
+from singularity_proxy.protocol.messages import Preemptor
 
 from ...kube.resources import Object
 from ..machines import MachinesOf, unknown

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, RequestStatus
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, RequestStatus
 
 from ...contract import attempt_records, branches, job_names, leaves
 from ...contract.annotation_values import message, moment, readable, whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proxy.protocol import decode
-from proxy.protocol.messages import LastWords, to_json
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.messages import LastWords, to_json
 
 from ...contract import attempt_records, job_names
 from ...contract.annotation_values import readable, whole

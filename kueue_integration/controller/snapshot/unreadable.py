@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.decode import Unreadable
 
 from ...contract import attempt_records
 from ...kube.resources import Object, annotation

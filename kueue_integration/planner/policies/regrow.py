@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 from .. import free as quotas
 from .. import measure, quota

@@ -16,7 +16,7 @@ from airflow_provider.assets import CURSOR_KEY, SingularityCheckpointTrigger, un
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB
-from proxy.protocol.messages import CheckpointRef, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 LIMIT_S = 20.0
 

@@ -19,7 +19,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol.messages import AttemptRecord, Skipped, to_json
+from singularity_proxy.protocol.messages import AttemptRecord, Skipped, to_json
 
 KEY = TaskKey("dag", "run", "train")
 

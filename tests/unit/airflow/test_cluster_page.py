@@ -30,7 +30,7 @@ from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, KINDS, WORKLOAD, Object
-from proxy.protocol.messages import Preemptor
+from singularity_proxy.protocol.messages import Preemptor
 
 GPU = ("a100", "nvidia.com/gpu")
 NEEDS = "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu in flavor a100, 2 more needed"

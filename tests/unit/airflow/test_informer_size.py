@@ -19,7 +19,7 @@ from kueue_integration.kube.resources import JOB, WORKLOAD
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol.messages import to_json
+from singularity_proxy.protocol.messages import to_json
 
 PLATFORM = PlatformConfig(
     agent_image="agent",

@@ -13,7 +13,7 @@ from airflow_provider.lineage import MAX_BYTES, document, headline
 from airflow_provider.narrate import narrate, progress
 from kueue_integration.contract.saveable import By, Saveable
 from kueue_integration.jobs.status import JobStatus, summarise
-from proxy.protocol.messages import AttemptRecord, Skipped, Verdict
+from singularity_proxy.protocol.messages import AttemptRecord, Skipped, Verdict
 
 
 def status(*attempts: AttemptRecord, waiting: bool = False, **job: Any) -> JobStatus:

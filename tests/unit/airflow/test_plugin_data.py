@@ -28,10 +28,10 @@ from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs import move_trace
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import decode
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import AttemptRecord, to_json
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 KEY = TaskKey("dag", "run", "train", -1)
 

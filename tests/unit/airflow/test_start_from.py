@@ -28,8 +28,8 @@ from kueue_integration.errors import Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, POD
 from kueue_integration.requests import user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import CheckpointRef, Origin, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CheckpointRef, Origin, to_json
 
 __all__ = ["_task_runs", "airflow", "kube"]
 STORE = "file:///shared/checkpoints"

@@ -27,8 +27,8 @@ from kueue_integration.jobs import time_travel
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, KUEUE_GROUP, KUEUE_VERSION
 from kueue_integration.requests import user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, to_json
 
 KEY = TaskKey("dag", "run", "train", -1)
 STORE = "file:///store"

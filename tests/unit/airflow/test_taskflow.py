@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from airflow_provider import compat, free_names, return_value, taskflow
 from kueue_integration.errors import SpecError
-from proxy.protocol import decode, messages, names
+from singularity_proxy.protocol import decode, messages, names
 
 SOURCE = '''
     def fit(rate, *, layers=(1,), name="{x}"):

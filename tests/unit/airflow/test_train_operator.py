@@ -34,8 +34,8 @@ from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, PRIORITY_CLASS, SERVICE, Kind
 from kueue_integration.spec.platform_config import PlatformConfig, to_json
-from proxy.protocol import names
-from proxy.protocol.messages import to_json as record_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import to_json as record_json
 
 NAMESPACE = "team-a"
 

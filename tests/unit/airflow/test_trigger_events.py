@@ -17,7 +17,7 @@ from airflow_provider import compat, informer, triggers
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.triggers import SingularityJobTrigger
 from kueue_integration.kube.resources import JOB, WORKLOAD
-from proxy.protocol.messages import CheckpointRef
+from singularity_proxy.protocol.messages import CheckpointRef
 
 LIMIT_S = 20.0
 

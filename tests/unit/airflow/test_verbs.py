@@ -10,7 +10,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.errors import JobNotFoundError, RequestRefusedError
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.requests import user_requests
-from proxy.protocol.messages import RequestStatus
+from singularity_proxy.protocol.messages import RequestStatus
 
 JOB = {
     "apiVersion": "batch/v1",

@@ -22,8 +22,8 @@ from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try, belongs
 from airflow_provider.lineage import condensed
 from airflow_provider.logplace import Place
 from airflow_provider.plugin import app, data, listing
-from proxy.protocol import decode
-from proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.decode import Unreadable
 
 ATTEMPT = {
     "attempt": 1, "queued_at": 1.0, "admitted_at": 2.0, "first_step": 0, "first_step_at": 3.0, "last_step": 9,

@@ -12,8 +12,8 @@ from benchmarks import catalogue, compare, machine, model, move_small, scale, st
 from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs.status import summarise
-from proxy.protocol.messages import AttemptRecord, to_json
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 
 def test_median_of_paired_ratios_not_ratio_of_medians():

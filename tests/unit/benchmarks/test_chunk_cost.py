@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import chunk_cost
-from proxy.store import draft
+from singularity_proxy.store import draft
 
 SIZE = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import catalogue, loader_move, state_resize
 from benchmarks.programs import train_resized_source
 from localcluster.demo.samples import Given
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 
 def attempt(number, pods, admitted, first_step_at, **more):

@@ -21,8 +21,8 @@ from benchmarks.events import changes
 from kueue_integration.errors import Invalid
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import POD, WORKLOAD
-from proxy.errors import ControllerError, StaleAttemptError
-from proxy.protocol.messages import (
+from singularity_proxy.errors import ControllerError, StaleAttemptError
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     CheckpointRef,
     Command,

@@ -15,7 +15,7 @@ from localcluster import cli
 from localcluster.demo import main, report, state
 from localcluster.demo.compare import Comparison
 from localcluster.demo.model import Machines, Outcome, Saved, StoryRecord
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 EXPECT = state.expectation(700)
 SAME = Comparison(700, 1, ())

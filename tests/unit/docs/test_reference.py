@@ -57,7 +57,7 @@ def test_every_annotation_is_explained(reference: ModuleType) -> None:
     page = reference.annotations()
     names = {
         node.target.id
-        for source in ("kueue_integration/contract/job_names.py", "proxy/protocol/names.py")
+        for source in ("kueue_integration/contract/job_names.py", "proxy/singularity_proxy/protocol/names.py")
         for node in ast.parse((ROOT / source).read_text()).body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.startswith("ANN_")
     }
@@ -75,7 +75,7 @@ def test_every_metric_is_in_the_reference(reference: ModuleType) -> None:
 
 
 def test_every_exit_code_is_in_the_reference(reference: ModuleType) -> None:
-    from proxy.protocol.exit_codes import TABLE
+    from singularity_proxy.protocol.exit_codes import TABLE
 
     page = reference.exit_codes()
     assert all(f"| {row.code} |" in page for row in TABLE if row.code is not None)
@@ -91,8 +91,8 @@ def test_a_picture_opens_in_full_size_and_a_file_of_the_repository_is_a_name() -
     pages = loaded(ROOT / "docs/pages.py")
     shown = pages.on_page_content('<p><img alt="x" src="../a-dark.png#only-dark" /></p>')
     assert shown == '<p><a class="picture" href="../a-dark.png"><img alt="x" src="../a-dark.png#only-dark" /></a></p>'
-    assert pages.on_page_markdown("[cut](../../proxy/protocol/cut.py), [b](b.md)") == (
-        "cut (`proxy/protocol/cut.py`), [b](b.md)"
+    assert pages.on_page_markdown("[cut](../../proxy/singularity_proxy/protocol/cut.py), [b](b.md)") == (
+        "cut (`proxy/singularity_proxy/protocol/cut.py`), [b](b.md)"
     )
 
 

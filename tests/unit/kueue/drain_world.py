@@ -14,8 +14,8 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, POD, WORKLOAD, Object
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import RequestStatus, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import RequestStatus, to_json
 
 ADMITTED = (("QuotaReserved", "True"), ("Admitted", "True"))
 

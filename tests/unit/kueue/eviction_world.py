@@ -29,8 +29,8 @@ from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
-from proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress, Then
-from proxy.sidecar.state_machine import ORDER
+from singularity_proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress, Then
+from singularity_proxy.sidecar.state_machine import ORDER
 
 TICK_S = 0.5
 BUDGET_S = 20

@@ -19,7 +19,7 @@ from kueue_integration.planner.arbiter import Arbiter, Limits, Ruling, Terms
 from kueue_integration.planner.job import BY, Given, Job, Request, Workload
 from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.policies import Policy
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 SAVE_S, RESTORE_S, TICK_S, LOOK_S = 10.0, 20.0, 5.0, 30.0
 

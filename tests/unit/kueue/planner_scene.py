@@ -9,7 +9,7 @@ from typing import Any
 from kueue_integration.planner import model, quota
 from kueue_integration.planner.job import BY, Given, Job, Request, Workload
 from kueue_integration.planner.model import ClusterSnapshot, Queue
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 NOW = 1_800_000_000.0
 GPU = "nvidia.com/gpu"

@@ -19,7 +19,7 @@ from kueue_integration.controller.overdue import Overdue
 from kueue_integration.errors import Conflict
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, WORKLOAD, Object
-from proxy.protocol.messages import RequestStatus
+from singularity_proxy.protocol.messages import RequestStatus
 
 NOTE = {"x": "y"}
 STATUS = RequestStatus("r", "pause", "running", "", 0.0, 1)

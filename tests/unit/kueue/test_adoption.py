@@ -22,7 +22,7 @@ from kueue_integration.errors import Conflict, ConflictError, JobNotFoundError, 
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, JOBSET, annotation, label
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 
 def fields(job: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from kueue_integration.manifests.checkpoint_disk import FILES
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.validate import validate
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 GIB = 2**30
 
@@ -84,6 +84,6 @@ def test_nothing_is_requested_that_a_queue_may_not_cover() -> None:
 
 
 def test_the_launcher_lets_as_many_bytes_of_files_travel() -> None:
-    from proxy.launcher.snapshot import container_layer
+    from singularity_proxy.launcher.snapshot import container_layer
 
     assert container_layer.limit({}) == FILES

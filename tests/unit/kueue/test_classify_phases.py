@@ -10,7 +10,7 @@ from kueue_samples import attempt, job, saved, workload
 
 from kueue_integration.contract import job_names
 from kueue_integration.jobs.phase import Phase, classify
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
 ADMITTED = ("Admitted", "True", "Admitted", "")

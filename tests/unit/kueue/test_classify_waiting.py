@@ -18,7 +18,7 @@ from kueue_integration.jobs.phase import Phase, classify, evictions
 from kueue_integration.jobs.queue_position import Position
 from kueue_integration.jobs.shortage import Shortage
 from kueue_integration.jobs.status import describe, summarise
-from proxy.protocol.messages import Preemptor
+from singularity_proxy.protocol.messages import Preemptor
 
 UNUSED = (
     "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor ondemand, 500m more needed, "

@@ -20,10 +20,10 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import POD
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
-from proxy.protocol.manifest import Manifest, Requirements, dumps
-from proxy.protocol.messages import FailedRestore, to_json
-from proxy.store import Store, admin, layout
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.manifest import Manifest, Requirements, dumps
+from singularity_proxy.protocol.messages import FailedRestore, to_json
+from singularity_proxy.store import Store, admin, layout
 
 CHART = {
     "apiVersion": "v1",

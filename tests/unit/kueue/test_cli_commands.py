@@ -20,7 +20,7 @@ from kueue_integration.kube import client
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, SERVICE
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 CHART = {
     "apiVersion": "v1",

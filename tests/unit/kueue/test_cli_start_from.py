@@ -16,8 +16,8 @@ from kueue_integration.errors import ConflictError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol.messages import Origin
-from proxy.store import Store
+from singularity_proxy.protocol.messages import Origin
+from singularity_proxy.store import Store
 
 __all__ = ["kube", "made", "refs", "store"]
 COMMAND = ("--", *spec().command)

@@ -23,10 +23,10 @@ from kueue_integration.kube.resources import CONFIG_MAP, JOB, POD, SERVICE, anno
 from kueue_integration.requests import user_requests
 from kueue_integration.spec import platform_config
 from kueue_integration.spec.platform_config import PlatformConfig
-from proxy.protocol import names
-from proxy.protocol.manifest import Manifest, Requirements
-from proxy.protocol.messages import CheckpointRef, JobRequest, Origin, from_json, to_json
-from proxy.store import Store, admin
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.manifest import Manifest, Requirements
+from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, Origin, from_json, to_json
+from singularity_proxy.store import Store, admin
 
 NS = "default"
 

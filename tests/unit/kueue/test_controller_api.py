@@ -31,8 +31,8 @@ from kueue_integration.jobs.status import describe
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import EVENT, JOB, POD, PROGRESS, TOKEN_REVIEW, annotation
-from proxy.protocol import names
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import (
     RESULT_BYTES,
     CheckpointFailure,
     Command,

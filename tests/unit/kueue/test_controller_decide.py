@@ -13,8 +13,8 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
 from kueue_integration.controller.decide import STUCK_S
 from kueue_integration.jobs.status import summarise
-from proxy.protocol import names
-from proxy.protocol.messages import last_words
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import last_words
 
 NOW = T0 + 100
 

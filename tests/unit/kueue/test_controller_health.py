@@ -17,7 +17,7 @@ from kueue_integration.errors import Forbidden
 from kueue_integration.kube.resources import EVENT, JOB, NODE, POD
 from kueue_integration.planner.settings import Health, PlannerSettings
 from kueue_integration.requests import user_requests
-from proxy.protocol.messages import Gpus, PodGpus, last_words
+from singularity_proxy.protocol.messages import Gpus, PodGpus, last_words
 
 NOW = T0 + 500
 TRACE = "rank 0 ended with code 1: ValueError: bad (train.py:1 in main)"

@@ -20,8 +20,8 @@ from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
-from proxy.protocol.messages import GpuFault, Gpus, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import GpuFault, Gpus, to_json
 
 ROOT = Path(__file__).parents[3]
 QUEUED = scene.record(queued_at=T0)

@@ -18,7 +18,7 @@ from kueue_integration.errors import Forbidden, Invalid
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, LEASE, WORKLOAD, annotation
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 EVICTED = ("Preempted", scene.PREEMPTED, 30.0)
 SETTINGS = hold.Settings(max_budget_s=30, regrow="none")

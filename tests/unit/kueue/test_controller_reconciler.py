@@ -30,8 +30,8 @@ from kueue_integration.kube.resources import (
     annotation,
 )
 from kueue_integration.planner import priority, quota
-from proxy.protocol import decode
-from proxy.protocol.messages import AttemptRecord, CommitRequest, to_json
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.messages import AttemptRecord, CommitRequest, to_json
 
 TASK = Task("job", NS, "train")
 FENCE = {

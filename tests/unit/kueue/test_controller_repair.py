@@ -14,8 +14,8 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller import attempt_history
 from kueue_integration.controller.actions import AnswerReady, Repair
 from kueue_integration.controller.snapshot import Job
-from proxy.protocol import gpus, names
-from proxy.protocol.messages import GpuFault, Gpus, to_json
+from singularity_proxy.protocol import gpus, names
+from singularity_proxy.protocol.messages import GpuFault, Gpus, to_json
 
 GOOD = {
     **scene.history(

@@ -25,8 +25,15 @@ from kueue_integration.controller.snapshot import Workload
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import placement, user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, from_json, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import (
+    JobRequest,
+    NodeRequirement,
+    Placement,
+    RequestStatus,
+    from_json,
+    to_json,
+)
 
 NOW = T0 + 100
 SPOT = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])

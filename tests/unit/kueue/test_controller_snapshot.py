@@ -27,7 +27,7 @@ from kueue_integration.controller.errors import BadAnnotationError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.snapshot import Job, Snapshot, UnreadableAnnotation, readable_or, required
 from kueue_integration.job import records
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 CONTROLLER = Path(__file__).parents[3] / "kueue_integration" / "controller"
 READERS = ("contract/annotation_values.py", "contract/attempt_records.py", "requests/periodic_checkpoints.py")

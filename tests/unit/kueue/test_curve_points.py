@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.jobs import loss_curve, status
-from proxy.protocol.messages import AttemptRecord, Reading
+from singularity_proxy.protocol.messages import AttemptRecord, Reading
 
 
 def job(**annotations: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from kueue_integration.planner.policies import sla_tiers
 from kueue_integration.planner.settings import SlaTiers
 from kueue_integration.planner.shares import YOUNG_S, service
 from kueue_integration.spec.platform_config import PlatformConfig, to_json
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 CPU = ("ondemand", "cpu")
 TIERS = {"high": 0.9, "low": 0.5}

@@ -15,7 +15,7 @@ from kueue_integration.drain.look import Look, Refusal, look, steps_lost
 from kueue_integration.drain.plan import Ask, Move, Stage
 from kueue_integration.jobs.status import summarise
 from kueue_integration.requests.verbs import Result
-from proxy.protocol.messages import AttemptRecord
+from singularity_proxy.protocol.messages import AttemptRecord
 
 KEY = ("default", "digits")
 TURN = Move(KEY, Stage.TURN, since=0.0, attempt=1)

@@ -14,7 +14,7 @@ from kueue_integration.drain.plan import Stage
 from kueue_integration.errors import Forbidden, PlatformError, Unreachable
 from kueue_integration.kube.resources import JOB, JOBSET, NODE, POD, RESOURCE_FLAVOR, WORKLOAD
 from kueue_integration.requests import user_requests, verbs
-from proxy.protocol.messages import Placement, RequestStatus
+from singularity_proxy.protocol.messages import Placement, RequestStatus
 
 KEY = ("default", "digits")
 

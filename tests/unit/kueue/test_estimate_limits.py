@@ -19,7 +19,7 @@ from kueue_integration.requests import save_time_estimate
 from kueue_integration.requests.save_time_estimate import Limits
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 PLATFORM = PlatformConfig("agent", "https://c:443", "pem", train_image="train", store="file:///s", max_budget_s=60)
 SPEC = TrainSpec(name="train", queue="q", command=["python3", "x.py"], workers=2, namespace=NS, checkpoint_budget_s=40)

@@ -14,10 +14,10 @@ from kueue_integration.controller import views
 from kueue_integration.manifests.job_manifests import failure_rules
 from kueue_integration.spec.train_spec import TrainSpec
 from kueue_integration.spec.validation import problems
-from proxy import errors
-from proxy.launcher.errors import LauncherError
-from proxy.protocol import exit_codes
-from proxy.protocol.exit_codes import TABLE, Row
+from singularity_proxy import errors
+from singularity_proxy.launcher.errors import LauncherError
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.exit_codes import TABLE, Row
 
 
 def code_of(row: Row) -> int:
@@ -98,7 +98,7 @@ def test_what_is_read_of_a_job_that_has_failed() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    """Else: python -m proxy.protocol.exit_codes"""
+    """Else: python -m singularity_proxy.protocol.exit_codes"""
     text = exit_codes.DOCS.read_text()
     assert exit_codes.written_into(text) == text
     with pytest.raises(ValueError, match="no place for the table"):

@@ -24,8 +24,8 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import POD, Object
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
-from proxy.protocol.messages import to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import to_json
 
 CHART = {
     "apiVersion": "v1",

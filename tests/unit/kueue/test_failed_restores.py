@@ -18,8 +18,8 @@ from kueue_integration.controller.actions import AnswerReady, RecordHistory, Req
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job
 from kueue_integration.jobs.status import newest_usable, steps_lost, summarise
-from proxy.protocol import names
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import (
     RESTORES,
     CheckpointRef,
     CommitRequest,

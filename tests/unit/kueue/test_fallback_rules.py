@@ -17,8 +17,8 @@ from kueue_integration.controller.machines import FlavorMachines
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.jobs.status import newest_usable, summarise
-from proxy.protocol import names
-from proxy.protocol.messages import CommitRequest, Damage, DamageReport, Hello, Needs, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CommitRequest, Damage, DamageReport, Hello, Needs, to_json
 
 NOW = T0 + 100
 

@@ -23,8 +23,16 @@ from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
 from kueue_integration.requests import placement
-from proxy.protocol import names
-from proxy.protocol.messages import CommitRequest, FailedRestore, Needs, NodeRequirement, Placement, from_json, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import (
+    CommitRequest,
+    FailedRestore,
+    Needs,
+    NodeRequirement,
+    Placement,
+    from_json,
+    to_json,
+)
 
 NOW = T0 + 41
 AMD = Needs("amd64", ["AVX2", "AVX512F"])

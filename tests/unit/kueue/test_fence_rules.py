@@ -12,8 +12,8 @@ from controller_scene import T0, at
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import BOTH, AnswerReady, Guard, RequestReadmission, Wait, Withdraw
 from kueue_integration.controller.hold import Settings
-from proxy.protocol import names
-from proxy.protocol.messages import JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import JobRequest, RequestStatus, to_json
 
 NOW = T0 + 12
 

@@ -17,9 +17,9 @@ from kueue_integration.errors import SpecError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
-from proxy.protocol.messages import CheckpointRef, Origin, to_json
-from proxy.store import Store
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CheckpointRef, Origin, to_json
+from singularity_proxy.store import Store
 
 __all__ = ["kube", "made", "refs", "store"]
 OTHER = ("python3", "train.py", "--learning-rate", "0.01", "--note", "$(HOME)")

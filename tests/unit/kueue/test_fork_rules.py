@@ -20,8 +20,8 @@ from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, WORKLOAD, merge_patch
-from proxy.protocol import names
-from proxy.protocol.messages import Hello, HelloReply, Origin, from_json, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Hello, HelloReply, Origin, from_json, to_json
 
 C1, C2 = scene.checkpoint(3, 1, step=100), scene.checkpoint(3, 2, step=200)
 SOURCE_NOTES = {job_names.ANN_CHECKPOINTS: to_json([C1, C2]), names.ANN_CHECKPOINT: to_json(C2)}

@@ -16,12 +16,12 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_VERSION, POD
 from kueue_integration.manifests.pod import LAUNCHER, LAUNCHER_CAPABILITIES
 from kueue_integration.spec import platform_config
-from proxy.launcher.device import cycle, probe
-from proxy.launcher.device.driver import Device, DriverError
-from proxy.launcher.device.facts import Facts
-from proxy.launcher.device.fake import FakeDriver, FakeProcess
-from proxy.protocol import names
-from proxy.protocol.messages import GpuProbe, to_json
+from singularity_proxy.launcher.device import cycle, probe
+from singularity_proxy.launcher.device.driver import Device, DriverError
+from singularity_proxy.launcher.device.facts import Facts
+from singularity_proxy.launcher.device.fake import FakeDriver, FakeProcess
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import GpuProbe, to_json
 
 H100 = Device("GPU-00000000-0000-0000-0000-000000000000", "NVIDIA H100", 80 << 30)
 CHART = {

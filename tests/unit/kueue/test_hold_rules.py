@@ -11,8 +11,8 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold, StartCheckpoint
 from kueue_integration.controller.hold import Settings
 from kueue_integration.kube import server_time
-from proxy.protocol import names
-from proxy.protocol.messages import to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import to_json
 
 EVICTED = ("Preempted", scene.PREEMPTED, 30.0)
 NAMES = {"99-wl": "job-big"}

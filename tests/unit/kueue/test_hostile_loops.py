@@ -28,7 +28,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.interning import MAX_STRINGS
 from kueue_integration.kube.resources import ADMISSION_CHECK, JOB, LEASE, WORKLOAD
 from kueue_integration.serve import unhealthy
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 LEASE_S = 3
 HISTORY, BUDGET = "[" * 100_000, "9" * 400

@@ -34,8 +34,8 @@ from kueue_integration.jobs import status as library
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import periodic_checkpoints, save_time_estimate, user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     CommitRequest,
     Hello,
@@ -47,7 +47,7 @@ from proxy.protocol.messages import (
     RequestStatus,
     to_json,
 )
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 PLACEMENT = Placement(["spot"], ["n1"], [[NodeRequirement("kubernetes.io/hostname", "NotIn", ["n1"])]])
 GOOD: dict[str, str] = {

@@ -26,8 +26,8 @@ from kueue_integration.jobs import lifecycle, status
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOBSET, TRAINJOB, Object, annotation, label
 from kueue_integration.requests import user_requests, verbs
-from proxy.protocol import names
-from proxy.protocol.messages import Placement, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Placement, to_json
 
 KEYS = ["mine", "mine.jobset", "mine.trainjob"]
 LONG = "a-name-of-the-greatest-length-that-is-allowed-here"
@@ -304,12 +304,12 @@ def test_a_placement_steers_kueue_and_leaves_the_pods_of_other_kinds_alone() -> 
 
 
 def test_leaving_a_node_is_refused_where_affinity_cannot_be_changed() -> None:
-    from proxy.protocol.messages import JobRequest
+    from singularity_proxy.protocol.messages import JobRequest
 
     where = Placement(flavors=[], avoid_nodes=["node-1"], terms=[])
     text = json.loads(to_json(where))
     terms = {**text, "terms": [[{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-1"]}]]}
-    from proxy.protocol.messages import from_json
+    from singularity_proxy.protocol.messages import from_json
 
     request = JobRequest("1", "migrate", 0.0, "", placement=from_json(Placement, json.dumps(terms)))
     problems = [user_requests.problem(kinds.as_job(made), request, None) for made in every_kind()]

@@ -36,7 +36,7 @@ from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.job import BY, Request
 from kueue_integration.planner.proposals import ACTIONS, Proposal, moves
 from kueue_integration.requests import placement, user_requests
-from proxy.protocol.messages import (
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     Command,
     CommitRequest,

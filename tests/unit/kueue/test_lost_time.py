@@ -16,7 +16,7 @@ from kueue_integration.jobs import lost_time
 from kueue_integration.jobs.status import summarise
 from kueue_integration.overview import goodput
 from kueue_integration.overview.objects import training
-from proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import AttemptRecord, to_json
 
 
 def ran(attempt: int, begin: float, end: float, **fields: object) -> AttemptRecord:

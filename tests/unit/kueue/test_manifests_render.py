@@ -16,7 +16,7 @@ from kueue_samples import PLATFORM, spec
 from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.manifests.job_manifests import MIN_PARALLELISM, render
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.yaml"
 

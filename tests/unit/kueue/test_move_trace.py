@@ -19,9 +19,9 @@ from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs import move_trace
 from kueue_integration.jobs.move_trace import Move
 from kueue_integration.kube.fake import FakeKube
-from proxy.protocol import phases
-from proxy.protocol.messages import to_json
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol import phases
+from singularity_proxy.protocol.messages import to_json
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 T0 = 1_000_000.0
 LEFT = attempt(

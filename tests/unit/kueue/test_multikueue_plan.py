@@ -18,8 +18,8 @@ from kueue_integration.jobs.status import summarise
 from kueue_integration.multikueue import plan
 from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site
 from kueue_integration.requests import user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, JobRequest, Needs, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, Needs, to_json
 
 NAME = "job-train-1"
 

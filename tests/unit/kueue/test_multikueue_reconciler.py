@@ -36,8 +36,8 @@ from kueue_integration.kube.resources import (
 )
 from kueue_integration.multikueue import companions
 from kueue_integration.multikueue.reconciler import MultiKueueReconciler
-from proxy.protocol import names
-from proxy.protocol.messages import Needs, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Needs, to_json
 
 CLUSTERS = ("a", "b")
 TIMEOUT_S = 60.0

@@ -1,4 +1,4 @@
-"""Text of others is read by `proxy.protocol.decode` alone: a module that parses by itself is named here, with why."""
+"""Text of others is read by `protocol.decode` alone: a module that parses by itself is named here, with why."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 MAY_PARSE = {
-    "proxy/protocol/decode.py": "it is the decoder",
-    "proxy/protocol/cut.py": "ranks of one job tell each other, through a store of their own",
-    "proxy/agent/groups.py": "ranks of one job tell each other, through a store of their own",
-    "proxy/agent/resume_order.py": "in the rank: what its launcher has written for it",
-    "proxy/launcher/ranks/slot.py": "answers of our own helper, over a pipe that ranks do not have",
-    "proxy/launcher/ranks/slot_init.py": "orders of our own launcher, over that pipe",
-    "proxy/launcher/device/facts.py": "what a program of ours prints",
+    "proxy/singularity_proxy/protocol/decode.py": "it is the decoder",
+    "proxy/singularity_proxy/protocol/cut.py": "ranks of one job tell each other, through a store of their own",
+    "proxy/singularity_proxy/agent/groups.py": "ranks of one job tell each other, through a store of their own",
+    "proxy/singularity_proxy/agent/resume_order.py": "in the rank: what its launcher has written for it",
+    "proxy/singularity_proxy/launcher/ranks/slot.py": "answers of our own helper, over a pipe that ranks do not have",
+    "proxy/singularity_proxy/launcher/ranks/slot_init.py": "orders of our own launcher, over that pipe",
+    "proxy/singularity_proxy/launcher/device/facts.py": "what a program of ours prints",
     "airflow_provider/parameters.py": "what the author of the Dag writes, in the author's own task",
     "airflow_provider/sensors.py": "the same",
     "airflow_provider/return_value.py": "what the wrapper of a finished function wrote: a bad one is no return value",
-    "proxy/store/backend.py": "times that the server of the store gives its own files",
+    "proxy/singularity_proxy/store/backend.py": "times that the server of the store gives its own files",
 }
 PARSERS = {("json", "loads"), ("json", "load"), ("datetime", "fromisoformat")}
 
@@ -48,7 +48,7 @@ def test_nobody_else_parses(package: str) -> None:
         str(path.relative_to(ROOT)): lines for path in files if (lines := _parses(path))
     }
     unknown = {name: lines for name, lines in found.items() if name not in MAY_PARSE}
-    assert unknown == {}, "read it with proxy.protocol.decode, or say here why not"
+    assert unknown == {}, "read it with singularity_proxy.protocol.decode, or say here why not"
 
 
 def test_what_is_excused_still_parses() -> None:

@@ -12,7 +12,7 @@ from kueue_integration.overview.look import look
 from kueue_integration.overview.model import Training
 from kueue_integration.overview.plain import as_json
 from kueue_integration.overview.report import overview
-from proxy.protocol.messages import AttemptRecord, Preemptor
+from singularity_proxy.protocol.messages import AttemptRecord, Preemptor
 
 URGENT = Preemptor("job-urgent", "team-b", "Job", "urgent", "training", 1000)
 GONE = record(1, pods=4, evicted_at=NOW - 50, ended_by="Preempted", preempted_by="job-urgent", preemptor=URGENT,

@@ -25,7 +25,7 @@ from kueue_integration.kube.resources import CLUSTER_QUEUE, COHORT, JOB, JOBSET,
 from kueue_integration.overview.look import ASKED_QUEUES, look
 from kueue_integration.overview.plain import as_json
 from kueue_integration.overview.report import Overview, Waiter, overview
-from proxy.protocol.messages import Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 CPU = ("ondemand", "cpu")
 NEEDS = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor ondemand, 1 more needed"

@@ -35,7 +35,7 @@ from kueue_integration.planner.settings import (
     SlaTiers,
     TimeSharing,
 )  # fmt: skip
-from proxy.protocol.messages import Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 TIME = st.floats(NOW - 20_000, NOW + 1000)
 ENDS = st.sampled_from([None, "Preempted", "Migrated", "Paused", "Deleted", "Regrown"])

@@ -17,7 +17,7 @@ from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.policies import introspection, tidy
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Introspection
-from proxy.protocol.messages import Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 PRICES = {"a100": 3.0, "t4": 0.5}
 QUEUE = scene.queue(flavors=("a100", "t4"))

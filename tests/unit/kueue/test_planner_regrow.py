@@ -26,7 +26,7 @@ from kueue_integration.planner import measure, model
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.policies import regrow
 from kueue_integration.planner.settings import MoveLimits, PlannerSettings
-from proxy.protocol.messages import (
+from singularity_proxy.protocol.messages import (
     AttemptRecord,
     JobRequest,
     NodeRequirement,

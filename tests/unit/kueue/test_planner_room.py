@@ -21,7 +21,7 @@ from kueue_integration.planner import model
 from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.settings import Defragmentation, Lending, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
-from proxy.protocol.messages import to_json
+from singularity_proxy.protocol.messages import to_json
 
 RACK = "example.com/rack"
 CORDONED = {"spec": {"unschedulable": True}}

@@ -28,7 +28,7 @@ from kueue_integration.planner import priority
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Cordon, Introspection, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
-from proxy.protocol.messages import JobRequest, Placement, RequestStatus, to_json
+from singularity_proxy.protocol.messages import JobRequest, Placement, RequestStatus, to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 KEY = (NS, "train")

@@ -12,7 +12,7 @@ from kueue_integration.errors import SpecError
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.train_spec import from_mapping
 from kueue_integration.spec.validate import validate
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 
 def template(override: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:

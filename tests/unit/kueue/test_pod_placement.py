@@ -19,8 +19,8 @@ from kueue_integration.manifests.job_manifests import render
 from kueue_integration.multikueue import companions
 from kueue_integration.spec.train_spec import TrainSpec, from_mapping
 from kueue_integration.spec.validate import validate
-from proxy.protocol import names
-from proxy.protocol.messages import Origin
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Origin
 
 RACK = "example.com/rack"
 CEL = "device.attributes['gpu.example.com'].memory == '80Gi'"

@@ -15,7 +15,7 @@ from kueue_integration.guard.ownership import CONTROLLER as CONTROLLERS
 from kueue_integration.guard.ownership import CREATION, TABLE, USER, Annotation
 from kueue_integration.kube.resources import JOB, JOBSET, TRAINJOB, WORKLOAD, Kind, Object
 from kueue_integration.manifests import job_manifests
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 
 def said(call) -> str:

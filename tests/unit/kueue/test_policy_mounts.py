@@ -21,7 +21,7 @@ from kueue_integration.guard import pods
 from kueue_integration.manifests import criu_probe
 from kueue_integration.manifests.pod import AGENT_VOLUME
 from kueue_integration.spec import mount_paths
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 PARTS = ("singularity", "agent", "launcher", "opt", "bin", "run", "secrets", "var", "usr", "x", "nvidia")
 PLACES = (

@@ -19,8 +19,8 @@ from kueue_integration.requests import periodic_checkpoints, user_requests
 from kueue_integration.requests.periodic_checkpoints import LONGEST_S, SHORTEST_S
 from kueue_integration.spec import save_interval
 from kueue_integration.spec.save_interval import SaveInterval
-from proxy.protocol import names
-from proxy.protocol.messages import JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import JobRequest, RequestStatus, to_json
 
 FIRST = T0 + 20
 

@@ -9,7 +9,7 @@ from api_server import TEAM, Policies
 from kueue_integration.contract import progress_objects
 from kueue_integration.controller.notes import Notes
 from kueue_integration.kube.resources import PROGRESS
-from proxy.protocol.messages import to_json
+from singularity_proxy.protocol.messages import to_json
 
 
 def test_a_note_is_stored_read_and_replaced(policies: Policies) -> None:

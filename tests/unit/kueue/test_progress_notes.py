@@ -16,7 +16,7 @@ from kueue_integration.jobs import loss_curve
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import PROGRESS, annotation
-from proxy.protocol.messages import Reading
+from singularity_proxy.protocol.messages import Reading
 
 
 def text_of(step, attempt=1, at=1000.0, **more):

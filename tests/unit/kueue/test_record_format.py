@@ -21,9 +21,9 @@ from kueue_integration.controller import apply, attempt_history
 from kueue_integration.controller.actions import Repair
 from kueue_integration.controller.errors import BadAnnotationError
 from kueue_integration.controller.snapshot import Job, required
-from proxy.protocol import decode, gpus, names
-from proxy.protocol.decode import Record, Unreadable
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import decode, gpus, names
+from singularity_proxy.protocol.decode import Record, Unreadable
+from singularity_proxy.protocol.messages import (
     AttemptRecord,
     CheckpointRef,
     FailedRestore,
@@ -40,7 +40,7 @@ from proxy.protocol.messages import (
     from_json,
     to_json,
 )
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 REF = CheckpointRef(
     "c1", 1_000_001, 1, 100, 2, "file:///s", 1, 1, T0 + 50, "a" * 64, Needs("x86_64", ["AVX2"]),

@@ -16,8 +16,8 @@ from kueue_integration.contract import attempt_records, job_names, leaves, savea
 from kueue_integration.guard import ownership
 from kueue_integration.job import records
 from kueue_integration.requests import periodic_checkpoints
-from proxy.protocol import messages, names
-from proxy.protocol.decode import Record
+from singularity_proxy.protocol import messages, names
+from singularity_proxy.protocol.decode import Record
 
 GOLDEN = Path(__file__).parent / "golden" / "records.json"
 """What the release before reads: record -> field -> whether it has to be there. At a release `python

@@ -24,8 +24,8 @@ from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
-from proxy.protocol import names
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     CommitRequest,
     Damage,

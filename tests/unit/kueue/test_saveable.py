@@ -27,7 +27,7 @@ from kueue_integration.overview.model import Cluster
 from kueue_integration.overview.objects import training
 from kueue_integration.overview.plain import as_json
 from kueue_integration.overview.report import overview
-from proxy.protocol.messages import (
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     CommitRequest,
     JobRequest,

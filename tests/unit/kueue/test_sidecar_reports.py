@@ -16,8 +16,8 @@ from kueue_integration.controller import attempt_history
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.kube import server_time
-from proxy.protocol import decode, names, phases
-from proxy.protocol.messages import (
+from singularity_proxy.protocol import decode, names, phases
+from singularity_proxy.protocol.messages import (
     AttemptRecord,
     CheckpointFailure,
     CheckpointRef,
@@ -32,7 +32,7 @@ from proxy.protocol.messages import (
     from_json,
     to_json,
 )
-from proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 NOW = T0 + 50
 

@@ -23,8 +23,8 @@ from kueue_integration.manifests.pod import NOBODY
 from kueue_integration.requests import verbs
 from kueue_integration.spec import engine
 from kueue_integration.spec.validate import validate
-from proxy.protocol import names
-from proxy.protocol.messages import CommitRequest, JobRequest, from_json
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CommitRequest, JobRequest, from_json
 
 ELASTIC = {job_names.ANN_ENGINE: "state", job_names.ANN_RANKS_PER_WORKER: "2", job_names.ANN_WORLD_SIZE: "8"}
 

@@ -16,8 +16,8 @@ from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
 from kueue_integration.jobs.status import describe, follow, steps_lost, summarise, timings, to_json
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol.messages import GpuFault, Gpus, JobRequest, RequestStatus
-from proxy.protocol.messages import to_json as message_json
+from singularity_proxy.protocol.messages import GpuFault, Gpus, JobRequest, RequestStatus
+from singularity_proxy.protocol.messages import to_json as message_json
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
 ADMITTED = ("Admitted", "True", "Admitted", "")

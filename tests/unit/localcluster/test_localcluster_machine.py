@@ -14,8 +14,8 @@ from kueue_integration.controller import checkpoint_fit
 from localcluster.config import NODES, ClusterConfig
 from localcluster.errors import ConfigError
 from localcluster.nodes import machine, node
-from proxy.protocol.messages import CheckpointRef
-from proxy.sidecar import hardware
+from singularity_proxy.protocol.messages import CheckpointRef
+from singularity_proxy.sidecar import hardware
 
 NEW = "processor\t: 0\nflags\t\t: fpu avx avx2 avx512f avx512_vbmi amx_tile\nbugs\t: none\n\nprocessor\t: 1\n"
 OLD = "flags\t\t: fpu avx avx2\n"

@@ -61,10 +61,31 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_packages_and_the_examples_and_no_local_cluster(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert top == {"airflow_provider", "kueue_integration", "proxy", "singularity_train"}
+    assert top == {"airflow_provider", "kueue_integration", "singularity_proxy", "singularity_train"}
+    parts = {name.split("/")[1] for name in names if name.startswith("singularity_proxy/")}
+    assert {"protocol", "store"} <= parts and not parts & {"agent", "launcher", "sidecar"}
     for example in (ROOT / "dags").rglob("*.py"):
         assert f"airflow_provider/example_dags/{example.relative_to(ROOT / 'dags')}" in names
     assert not [name for name in names if "__pycache__" in name]
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_the_wheel_lives_beside_the_package_that_owns_the_name_proxy(
+    wheel: Path, tmp_path: Path, ours_first: bool
+) -> None:
+    """Both install the folders that they list, and nothing warns of one file that two packages have."""
+    run(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    wheels = (wheel, "proxy.py") if ours_first else ("proxy.py", wheel)
+    for one in wheels:
+        run(UV, "pip", "install", "--quiet", "--no-deps", one, cwd=tmp_path, VIRTUAL_ENV=str(tmp_path / "venv"))
+    code = (
+        "import proxy, singularity_proxy.protocol as ours\n"
+        "from proxy.http.parser import HttpParser\n"
+        "from singularity_proxy.protocol.messages import Hello\n"
+        "print(proxy.__file__, ours.VERSION)"
+    )
+    said = run(tmp_path / "venv/bin/python", "-I", "-c", code, cwd=tmp_path)
+    assert said.split()[0].startswith(str(tmp_path)) and said.split()[1] == airflow_provider.VERSION
 
 
 def test_the_sdist_has_the_chart_and_builds_the_wheel(built: Path, wheel: Path) -> None:

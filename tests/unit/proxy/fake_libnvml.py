@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from proxy.launcher.device.fake_nvml import FakeNvml
+from singularity_proxy.launcher.device.fake_nvml import FakeNvml
 
 
 class FakeLibrary:

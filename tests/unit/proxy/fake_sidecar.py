@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpukit.conductor import Endpoint
-from proxy.protocol import exit_codes, messages, page, ratchet
+from singularity_proxy.protocol import exit_codes, messages, page, ratchet
 
 
 class Page:

@@ -24,8 +24,8 @@ from pod_harness import Pod
 
 from kueue_integration.contract import job_names
 from kueue_integration.manifests.job_manifests import failure_rules
-from proxy.launcher import tools
-from proxy.protocol import exit_codes, names
+from singularity_proxy.launcher import tools
+from singularity_proxy.protocol import exit_codes, names
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]

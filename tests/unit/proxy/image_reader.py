@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from proxy.launcher.snapshot import protobuf
-from proxy.launcher.snapshot.page_stream import IN_PARENT, PAGE
+from singularity_proxy.launcher.snapshot import protobuf
+from singularity_proxy.launcher.snapshot.page_stream import IN_PARENT, PAGE
 
 Memory = dict[int, bytes]
 """Page number -> content."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import StoreAwayError, StoreError
-from proxy.store import Store
-from proxy.store.backend import Backend
-from proxy.store.chunk_index import Known
+from singularity_proxy.errors import StoreAwayError, StoreError
+from singularity_proxy.store import Store
+from singularity_proxy.store.backend import Backend
+from singularity_proxy.store.chunk_index import Known
 
 Act = Callable[[], None]
 

@@ -28,13 +28,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from kueue_integration.controller import attempt_history
-from proxy.agent.boundary import Boundary
-from proxy.launcher.errors import DumpError
-from proxy.launcher.paths import Paths
-from proxy.launcher.snapshot import ended
-from proxy.launcher.snapshot.page_sink import PageSink
-from proxy.protocol import names, page
-from proxy.protocol.messages import (
+from singularity_proxy.agent.boundary import Boundary
+from singularity_proxy.launcher.errors import DumpError
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.snapshot import ended
+from singularity_proxy.launcher.snapshot.page_sink import PageSink
+from singularity_proxy.protocol import names, page
+from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     CheckpointRef,
     Command,
@@ -56,9 +56,9 @@ from proxy.protocol.messages import (
     from_json,
     to_json,
 )
-from proxy.protocol.phases import SavePhases, StartPhases
-from proxy.sidecar.config import Config
-from proxy.sidecar.sidecar import run
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.sidecar.config import Config
+from singularity_proxy.sidecar.sidecar import run
 
 TOKEN = "token-of-the-pod"
 WAIT_S = 20.0
@@ -106,7 +106,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, str]:
 
 
 class FakeController:
-    """Answers the API of `proxy.protocol.messages`; what it does wrong is set by attributes."""
+    """Answers the API of `singularity_proxy.protocol.messages`; what it does wrong is set by attributes."""
 
     def __init__(self) -> None:
         self.attempt = 1

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fake_sidecar import FakeSidecar
 
-from proxy.protocol import messages, names
+from singularity_proxy.protocol import messages, names
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = "/opt/torch"
@@ -75,11 +75,11 @@ def install_agent(lib: Path) -> None:
     package = lib / "_singularity"
     for part in ("agent", "protocol"):
         ignored = shutil.ignore_patterns("__pycache__", "sitecustomize.py")
-        shutil.copytree(REPOSITORY / "proxy" / part, package / part, ignore=ignored)
+        shutil.copytree(REPOSITORY / "proxy/singularity_proxy" / part, package / part, ignore=ignored)
     (package / "__init__.py").write_text("")
     library = lib / "singularity_train"
     shutil.copytree(REPOSITORY / "singularity_train", library, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "proxy/agent/sitecustomize.py", lib / "sitecustomize.py")
+    shutil.copy(REPOSITORY / "proxy/singularity_proxy/agent/sitecustomize.py", lib / "sitecustomize.py")
 
 
 class Pod:

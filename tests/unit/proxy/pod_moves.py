@@ -10,7 +10,7 @@ import pytest
 from fake_sidecar import Coordinator
 from pod_harness import Pod
 
-from proxy.protocol import messages, phases
+from singularity_proxy.protocol import messages, phases
 
 
 def free_port() -> int:

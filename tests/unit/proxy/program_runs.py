@@ -12,7 +12,7 @@ from fake_sidecar import Coordinator
 from pod_harness import Pod
 from pod_moves import free_port
 
-from proxy.protocol import messages, page
+from singularity_proxy.protocol import messages, page
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENV = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

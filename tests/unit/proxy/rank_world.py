@@ -20,9 +20,9 @@ from fake_sidecar import Coordinator, Page
 from pod_harness import install_agent
 from pod_moves import free_port
 
-from proxy.launcher.paths import Paths
-from proxy.launcher.snapshot import rank_dump
-from proxy.protocol import names
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.snapshot import rank_dump
+from singularity_proxy.protocol import names
 
 ENTER = r"""
 mount --make-rprivate /

@@ -1,4 +1,4 @@
-"""`python -m proxy.sidecar` with a port for the mesh (argv 1) and a root (argv 2) of its own: pods of a test share one
+"""The sidecar's program with a port for the mesh (argv 1) and a root (argv 2) of its own: pods of a test share one
 network and one file system.
 
 It stands still where the test tells it to: `HOLD/hold-POINT` is there; it says so by `at-POINT`, and goes on when the
@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxy.sidecar import restore, state_machine
-from proxy.sidecar.config import from_env
-from proxy.sidecar.sidecar import run
-from proxy.store import Store, backend, download, stream, upload
+from singularity_proxy.sidecar import restore, state_machine
+from singularity_proxy.sidecar.config import from_env
+from singularity_proxy.sidecar.sidecar import run
+from singularity_proxy.store import Store, backend, download, stream, upload
 
 state_machine.SILENCE_S = 60.0  # a busy machine takes its time to start a sidecar anew
 

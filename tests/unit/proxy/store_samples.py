@@ -6,8 +6,8 @@ import random
 from functools import lru_cache
 from pathlib import Path
 
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
-from proxy.store import Store, layout
+from singularity_proxy.protocol.manifest import Manifest, RankImage, Requirements
+from singularity_proxy.store import Store, layout
 
 NAMESPACE, JOB = "team", "train"
 FOLDER = layout.job_folder(NAMESPACE, JOB)

@@ -14,8 +14,8 @@ from pod_harness import Pod
 from pod_moves import until
 from store_samples import manifest
 
-from proxy.protocol import messages, names
-from proxy.store import PagesSocket, PutResult, Store
+from singularity_proxy.protocol import messages, names
+from singularity_proxy.store import PagesSocket, PutResult, Store
 
 MIB = 1 << 20
 HELD = 48

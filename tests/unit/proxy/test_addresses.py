@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol import addresses, placement
+from singularity_proxy.protocol import addresses, placement
 
 Address = st.sampled_from(["tcp 127.0.0.1:80", "tcp 0.0.0.0:80", "unix @a", "unix @b:80"])
 Held = st.dictionaries(st.integers(0, 7), st.lists(Address, max_size=2))

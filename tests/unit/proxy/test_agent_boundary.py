@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from fake_sidecar import Page
 
-from proxy.agent import gate, membership
-from proxy.agent.boundary import Boundary
-from proxy.protocol import page, ratchet
+from singularity_proxy.agent import gate, membership
+from singularity_proxy.agent.boundary import Boundary
+from singularity_proxy.protocol import page, ratchet
 
 SKEW = 2
 """Collectives keep the ranks of one job about so many steps together."""
@@ -233,7 +233,7 @@ def test_a_rank_without_steps_stops_where_it_is_after_some_patience(tmp_path: Pa
 
 
 def test_a_stop_that_is_withdrawn_lets_it_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.agent.boundary.NO_STEPS_S", 0.0)
+    monkeypatch.setattr("singularity_proxy.agent.boundary.NO_STEPS_S", 0.0)
     alone = Alone(tmp_path)
     alone.page.publish(7, 1, 0)
     rank = threading.Thread(target=alone.boundary.meet, daemon=True)
@@ -267,7 +267,7 @@ def test_other_threads_wait_for_a_stop_that_was_acquired_although_it_is_withdraw
 def test_at_a_step_boundary_that_the_others_do_not_come_to_it_looks_for_another_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.agent.boundary.PATIENCE_S", 0.0)
+    monkeypatch.setattr("singularity_proxy.agent.boundary.PATIENCE_S", 0.0)
     alone = Alone(tmp_path)
     alone.boundary.step()
     leader = alone.leader(7)

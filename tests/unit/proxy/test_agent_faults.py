@@ -79,7 +79,7 @@ class Nursery:
         }  # fmt: skip
         install_agent(folder / "lib")
         if not (folder / "lib/_singularity/launcher").exists():  # ranks have none of it: the nursery plays its part
-            shutil.copytree(REPOSITORY / "proxy/launcher", folder / "lib/_singularity/launcher")
+            shutil.copytree(REPOSITORY / "proxy/singularity_proxy/launcher", folder / "lib/_singularity/launcher")
         for script in (HERE / "fault_nursery.py", PROGRAMS / "small_world.py"):
             shutil.copy(script, folder)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 CHILD = """
 import json, os, select, socket, sys
-from proxy.agent import fork
+from singularity_proxy.agent import fork
 
 own = socket.create_server(("127.0.0.1", 0))
 before = fork.seen()
@@ -48,7 +48,7 @@ def test_a_child_lets_go_of_communication_only() -> None:
 
 
 def test_addresses_of_open_sockets_are_named() -> None:
-    from proxy.agent import fork
+    from singularity_proxy.agent import fork
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 from fake_sidecar import Page
 
-from proxy.agent import freeze, gate, gpu_names, resume_order
-from proxy.agent.boundary import Boundary
-from proxy.launcher.paths import Paths
-from proxy.launcher.snapshot import rank_dump
-from proxy.protocol import page
+from singularity_proxy.agent import freeze, gate, gpu_names, resume_order
+from singularity_proxy.agent.boundary import Boundary
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.snapshot import rank_dump
+from singularity_proxy.protocol import page
 
 
 def wait_for(path: Path) -> dict[str, object]:
@@ -154,7 +154,7 @@ def test_an_operation_that_never_ends_is_given_up(
 
 HEAP = """
 import sys
-from proxy.agent import freeze
+from singularity_proxy.agent import freeze
 
 def resident():
     with open("/proc/self/statm") as file:

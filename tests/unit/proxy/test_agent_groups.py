@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from rank_world import Ranks
 
-from proxy.agent.groups import Gone
-from proxy.protocol import page
+from singularity_proxy.agent.groups import Gone
+from singularity_proxy.protocol import page
 
 Start = Callable[..., Ranks]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from fake_sidecar import Page
 
-from proxy.agent import boundary, freeze, gate, guard
-from proxy.agent.boundary import Boundary
-from proxy.launcher import refusal
-from proxy.launcher.paths import Paths
-from proxy.launcher.snapshot import rank_dump
-from proxy.protocol import page
-from proxy.protocol.messages import LauncherEvent
+from singularity_proxy.agent import boundary, freeze, gate, guard
+from singularity_proxy.agent.boundary import Boundary
+from singularity_proxy.launcher import refusal
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.snapshot import rank_dump
+from singularity_proxy.protocol import page
+from singularity_proxy.protocol.messages import LauncherEvent
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -190,7 +190,7 @@ def test_an_error_of_a_signal_handler_is_the_scripts(
 
 CLOSED = """
 import sys
-from proxy.agent import guard
+from singularity_proxy.agent import guard
 sys.stderr.close()
 guard.report("nobody hears it")
 sys.stderr = None

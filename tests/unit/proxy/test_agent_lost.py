@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.agent import lost
-from proxy.protocol import names
+from singularity_proxy.agent import lost
+from singularity_proxy.protocol import names
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.200.0.7]:4242"
@@ -52,7 +52,7 @@ def test_a_circle_of_causes_ends() -> None:
 def test_a_process_leaves_the_word_at_its_end(tmp_path: Path, text: str, wanted: bool, hook: str) -> None:
     program = (
         "import atexit, pathlib, sys\n"
-        "from proxy.agent import lost\n"
+        "from singularity_proxy.agent import lost\n"
         f"atexit.register(lost.note, pathlib.Path({str(tmp_path)!r}))\n"
         f"{hook}raise RuntimeError({text!r})\n"
     )

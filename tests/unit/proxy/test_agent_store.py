@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rank_world import Ranks
 
-from proxy.agent import store
-from proxy.protocol import page
+from singularity_proxy.agent import store
+from singularity_proxy.protocol import page
 
 Start = Callable[..., Ranks]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from rank_world import Ranks
 
-from proxy.protocol import page
+from singularity_proxy.protocol import page
 
 Start = Callable[..., Ranks]
 DUMP_S = 0.2

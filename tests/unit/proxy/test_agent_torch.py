@@ -11,7 +11,7 @@ from fake_sidecar import Coordinator
 from pod_harness import Pod
 from pod_moves import free_port
 
-from proxy.protocol import messages, page
+from singularity_proxy.protocol import messages, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent

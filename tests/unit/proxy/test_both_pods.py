@@ -13,8 +13,8 @@ from pod_harness import Pod
 from pod_moves import dump_anywhere, end, free_port, fresh, restored, stop_and_dump, until
 from program_runs import PROGRAMS
 
-from proxy.protocol import names, page
-from proxy.protocol.messages import Plan
+from singularity_proxy.protocol import names, page
+from singularity_proxy.protocol.messages import Plan
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 END_S = 240.0

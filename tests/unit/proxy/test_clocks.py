@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import kueue_integration
-import proxy
-from proxy.protocol import messages as m
-from proxy.protocol.decode import UnixTime
-from proxy.sidecar import peers, signed
+import singularity_proxy
+from singularity_proxy.protocol import messages as m
+from singularity_proxy.protocol.decode import UnixTime
+from singularity_proxy.sidecar import peers, signed
 
 TRAVEL = [
     m.Plan, m.Refusal, m.LauncherCommand, m.LauncherEvent, m.Hello, m.HelloReply, m.Command, m.Progress,
@@ -31,11 +31,12 @@ KEPT = {
 """In annotations, in a log, or parts of messages."""
 SHOWN = {"created_at"}
 """Of a checkpoint. The controller puts its own in its place."""
+PROXY = "proxy/singularity_proxy"
 WALL = {
-    "proxy/sidecar/leader.py": "dates a manifest, for people",
-    "proxy/sidecar/signed.py": "numbers a pod's requests, which are compared with that pod's earlier ones",
-    "proxy/launcher/snapshot/engine.py": "is compared with times of files in the container, of the same kernel",
-    "proxy/sidecar/pod_phases.py": "is compared with the time of a folder that the same node has made",
+    f"{PROXY}/sidecar/leader.py": "dates a manifest, for people",
+    f"{PROXY}/sidecar/signed.py": "numbers a pod's requests, which are compared with that pod's earlier ones",
+    f"{PROXY}/launcher/snapshot/engine.py": "is compared with times of files in the container, of the same kernel",
+    f"{PROXY}/sidecar/pod_phases.py": "is compared with the time of a folder that the same node has made",
     "kueue_integration/kube/server_time.py": "learns how far this clock is from the API server's, which counts",
     "kueue_integration/controller/reconciler.py": "a default; the controller hands the API server's time in",
     "kueue_integration/controller/sidecar_api/tokens.py": "a default, likewise",
@@ -119,7 +120,7 @@ def test_the_wall_clock_is_read_where_it_is_known() -> None:
     """All that runs in pods and in the controller. Airflow's own clocks are Airflow's, which wants them to agree."""
     found = {
         path.relative_to(root.parent).as_posix()
-        for root in (Path(proxy.__file__).parent, Path(kueue_integration.__file__).parent)
+        for root in (Path(singularity_proxy.__file__).parent, Path(kueue_integration.__file__).parent)
         for path in root.rglob("*.py")
         if reads_wall_clock(path.read_text())
     }

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.protocol import decode, manifest
-from proxy.protocol import messages as m
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.phases import SavePhases, StartPhases
-from proxy.sidecar.peers import Directive, PodReport
+from singularity_proxy.protocol import decode, manifest
+from singularity_proxy.protocol import messages as m
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.sidecar.peers import Directive, PodReport
 
 GPUS = m.Gpus(
     8, 93.5, 70 << 30, 80 << 30, 4, 0, [m.GpuFault("GPU-0a1b-2c", 79, 2)], 1, 12.5, [m.PodGpus(3, [79], 1, 50.0)]

@@ -20,12 +20,12 @@ from typing import Any
 import device_figures
 import pytest
 
-from proxy.agent import gpu_names
-from proxy.launcher import device
-from proxy.launcher.device import backend, copies, cycle, libraries, nvml, remap
-from proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
-from proxy.launcher.device.copies import Copies
-from proxy.launcher.device.driver import (
+from singularity_proxy.agent import gpu_names
+from singularity_proxy.launcher import device
+from singularity_proxy.launcher.device import backend, copies, cycle, libraries, nvml, remap
+from singularity_proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
+from singularity_proxy.launcher.device.copies import Copies
+from singularity_proxy.launcher.device.driver import (
     CheckpointArgs,
     CudaDriver,
     Device,
@@ -36,8 +36,8 @@ from proxy.launcher.device.driver import (
     State,
     UnlockArgs,
 )
-from proxy.launcher.device.fake import FakeDriver, FakeProcess
-from proxy.launcher.errors import CommandError, DumpError, RestoreError
+from singularity_proxy.launcher.device.fake import FakeDriver, FakeProcess
+from singularity_proxy.launcher.errors import CommandError, DumpError, RestoreError
 
 GIB = 1 << 30
 H200 = [Device(f"GPU-{n:08d}-0000-0000-0000-000000000000", "NVIDIA H200", 139 * GIB) for n in range(4)]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from store_samples import JOB, MIB, NAMESPACE, manifest, noise
 
-from proxy.launcher.device.backend import Cuda, DeviceRecord
-from proxy.launcher.device.driver import Device
-from proxy.launcher.device.fake import FakeDriver, FakeProcess
-from proxy.store import Store
-from proxy.store.backend import Backend
+from singularity_proxy.launcher.device.backend import Cuda, DeviceRecord
+from singularity_proxy.launcher.device.driver import Device
+from singularity_proxy.launcher.device.fake import FakeDriver, FakeProcess
+from singularity_proxy.store import Store
+from singularity_proxy.store.backend import Backend
 
 OLD = Device("GPU-00000000-0000-0000-0000-000000000000", "NVIDIA H200", 139 << 30)
 NEW = [Device(f"GPU-{n:08d}-1111-0000-0000-000000000000", "NVIDIA H200", 139 << 30) for n in range(2)]

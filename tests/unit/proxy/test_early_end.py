@@ -13,7 +13,7 @@ from fake_sidecar import Coordinator
 from pod_harness import Pod
 from pod_moves import free_port, until
 
-from proxy.protocol import messages, names, page
+from singularity_proxy.protocol import messages, names, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 PROGRAM = Path(__file__).parent / "programs/early_end.py"

@@ -17,7 +17,7 @@ import pytest
 from pod_harness import TRAIN, Pod
 from pod_moves import end, free_port, fresh, restored, stop_and_dump
 
-from proxy.protocol import messages, page
+from singularity_proxy.protocol import messages, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.full, pytest.mark.timeout(1500)]
 HERE = Path(__file__).parent

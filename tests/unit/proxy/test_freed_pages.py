@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from image_reader import restored
 
-from proxy.launcher.snapshot import page_frames, page_images, shared_pages
-from proxy.launcher.snapshot.page_disk import PageDisk
-from proxy.launcher.snapshot.page_frames import PageFrames
-from proxy.launcher.snapshot.page_images import PageImage
-from proxy.launcher.snapshot.page_stream import PAGE, PRESENT, PROCESS
-from proxy.launcher.snapshot.relative_memory import IoVec, RelativeMemory
+from singularity_proxy.launcher.snapshot import page_frames, page_images, shared_pages
+from singularity_proxy.launcher.snapshot.page_disk import PageDisk
+from singularity_proxy.launcher.snapshot.page_frames import PageFrames
+from singularity_proxy.launcher.snapshot.page_images import PageImage
+from singularity_proxy.launcher.snapshot.page_stream import PAGE, PRESENT, PROCESS
+from singularity_proxy.launcher.snapshot.relative_memory import IoVec, RelativeMemory
 
 PAGES = 96
 SIZE = PAGES * PAGE

@@ -23,10 +23,10 @@ from program_runs import PROGRAMS
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import beside_torch
-from proxy.launcher.errors import RestoreError
-from proxy.launcher.snapshot import locks
-from proxy.launcher.snapshot.image import FileLock
-from proxy.protocol import exit_codes, messages
+from singularity_proxy.launcher.errors import RestoreError
+from singularity_proxy.launcher.snapshot import locks
+from singularity_proxy.launcher.snapshot.image import FileLock
+from singularity_proxy.protocol import exit_codes, messages
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.protocol import image_room as room
-from proxy.protocol import names
+from singularity_proxy.protocol import image_room as room
+from singularity_proxy.protocol import names
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.output import last_words
+from singularity_proxy.launcher.output import last_words
 
 PROGRAM = """
 def load(batch):

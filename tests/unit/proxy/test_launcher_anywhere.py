@@ -14,7 +14,7 @@ import pytest
 from pod_harness import Pod
 from pod_moves import dump_anywhere, free_port, until
 
-from proxy.protocol import exit_codes, messages
+from singularity_proxy.protocol import exit_codes, messages
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 from fake_sidecar import FakeSidecar
 
-from proxy.launcher import __main__ as launcher_main
-from proxy.launcher.client import SidecarClient
-from proxy.launcher.errors import (
+from singularity_proxy.launcher import __main__ as launcher_main
+from singularity_proxy.launcher.client import SidecarClient
+from singularity_proxy.launcher.errors import (
     MeetingError,
     RestoreError,
     SidecarAwayError,
     SidecarError,
 )
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks import mounts
-from proxy.launcher.snapshot import restore
-from proxy.launcher.supervise import Supervisor
-from proxy.launcher.tools import Tools
-from proxy.protocol import exit_codes, names
-from proxy.protocol.messages import LauncherEvent, Plan
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks import mounts
+from singularity_proxy.launcher.snapshot import restore
+from singularity_proxy.launcher.supervise import Supervisor
+from singularity_proxy.launcher.tools import Tools
+from singularity_proxy.protocol import exit_codes, names
+from singularity_proxy.protocol.messages import LauncherEvent, Plan
 
 PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
 

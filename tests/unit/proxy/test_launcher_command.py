@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.errors import (
+from singularity_proxy.launcher.errors import (
     CommandError,
 )
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks import environment
-from proxy.protocol import names
-from proxy.protocol.messages import Plan
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks import environment
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Plan
 
 PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
 

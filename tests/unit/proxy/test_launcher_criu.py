@@ -10,7 +10,7 @@ import pytest
 from pod_harness import Pod
 from pod_moves import end, free_port, fresh, restored, spread, stop_and_dump
 
-from proxy.protocol import messages, page, phases
+from singularity_proxy.protocol import messages, page, phases
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 

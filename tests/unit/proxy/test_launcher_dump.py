@@ -14,19 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.launcher import device
-from proxy.launcher.errors import (
+from singularity_proxy.launcher import device
+from singularity_proxy.launcher.errors import (
     SlotError,
 )
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks import process_scan
-from proxy.launcher.ranks.slot import Ended
-from proxy.launcher.snapshot import criu, rank_dump
-from proxy.launcher.snapshot.engine import ProcessEngine
-from proxy.launcher.supervise import Supervisor
-from proxy.launcher.tools import Tools
-from proxy.protocol import names
-from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks import process_scan
+from singularity_proxy.launcher.ranks.slot import Ended
+from singularity_proxy.launcher.snapshot import criu, rank_dump
+from singularity_proxy.launcher.snapshot.engine import ProcessEngine
+from singularity_proxy.launcher.supervise import Supervisor
+from singularity_proxy.launcher.tools import Tools
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan
 
 PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
 

@@ -18,11 +18,11 @@ from planted import ADDED
 from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 
-from proxy.launcher import tools
-from proxy.launcher.ranks import privileges
-from proxy.launcher.snapshot.image import LAYER_TAR
-from proxy.launcher.snapshot.protobuf import Field, encode, fields
-from proxy.protocol import exit_codes, messages, names
+from singularity_proxy.launcher import tools
+from singularity_proxy.launcher.ranks import privileges
+from singularity_proxy.launcher.snapshot.image import LAYER_TAR
+from singularity_proxy.launcher.snapshot.protobuf import Field, encode, fields
+from singularity_proxy.protocol import exit_codes, messages, names
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher import reap
-from proxy.launcher.errors import (
+from singularity_proxy.launcher import reap
+from singularity_proxy.launcher.errors import (
     RestoreError,
 )
-from proxy.launcher.ranks import process_scan
-from proxy.launcher.snapshot import image, sockets
+from singularity_proxy.launcher.ranks import process_scan
+from singularity_proxy.launcher.snapshot import image, sockets
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_only_orphans_are_reaped() -> None:
     """As pid 1 would: a child of ours is left to its owner, a grandchild whose parent died is collected."""
     code = (
         "import ctypes, os, subprocess, sys, time\n"
-        "from proxy.launcher import reap\n"
+        "from singularity_proxy.launcher import reap\n"
         "assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0\n"  # subreaper
         "own = reap.spawn(['sh', '-c', 'exit 7'])\n"
         "parent = reap.spawn(['sh', '-c', 'sleep 0.2 & echo $!'], stdout=subprocess.PIPE)\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fake_sidecar import Page
 
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks.nudge import Nudge
-from proxy.protocol import page
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks.nudge import Nudge
+from singularity_proxy.protocol import page
 
 
 @pytest.fixture

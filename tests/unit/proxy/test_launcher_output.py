@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.errors import (
+from singularity_proxy.launcher.errors import (
     CommandError,
 )
-from proxy.launcher.output import rate_limit
-from proxy.launcher.output.rate_limit import LogRate
-from proxy.launcher.output.tail import LAST, LONGEST, Tail
-from proxy.protocol import names
+from singularity_proxy.launcher.output import rate_limit
+from singularity_proxy.launcher.output.rate_limit import LogRate
+from singularity_proxy.launcher.output.tail import LAST, LONGEST, Tail
+from singularity_proxy.protocol import names
 
 
 def test_tail_prefixes_whole_lines_and_the_rest_at_the_end(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from airflow_provider import return_value, taskflow
 from kueue_integration.manifests.job_manifests import failure_rules
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import debian
-from proxy.protocol import exit_codes, messages, names
+from singularity_proxy.protocol import exit_codes, messages, names
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]

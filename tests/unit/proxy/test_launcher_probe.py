@@ -9,10 +9,10 @@ import pytest
 from pod_harness import Pod
 
 from kueue_integration.manifests import criu_probe
-from proxy.launcher.device import facts
-from proxy.launcher.ranks import privileges
-from proxy.protocol import names
-from proxy.protocol.messages import GpuProbe, from_json
+from singularity_proxy.launcher.device import facts
+from singularity_proxy.launcher.ranks import privileges
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import GpuProbe, from_json
 
 pytestmark = [
     pytest.mark.criu,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.launcher.output.progress import EVERY_S, Readout
-from proxy.protocol import decode
-from proxy.protocol.messages import Reading, to_json
+from singularity_proxy.launcher.output.progress import EVERY_S, Readout
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.messages import Reading, to_json
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,17 @@ from pod_harness import Pod
 from test_launcher_pod import COUNTER, counter, counts_on, dump, fresh, numbers, restore
 
 from kueue_integration.manifests.job_manifests import failure_rules
-from proxy.launcher import supervise, tools
-from proxy.launcher.errors import LauncherError, MeetingError, RestoreError, SlotError
-from proxy.launcher.laps import Laps
-from proxy.launcher.outbox import Outbox
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks.slot import Slot
-from proxy.launcher.snapshot import criu, standstill
-from proxy.launcher.snapshot.engine import ProcessEngine
-from proxy.launcher.snapshot.standstill import Standstill, activity
-from proxy.launcher.supervise import Supervisor
-from proxy.protocol import exit_codes, messages, names
+from singularity_proxy.launcher import supervise, tools
+from singularity_proxy.launcher.errors import LauncherError, MeetingError, RestoreError, SlotError
+from singularity_proxy.launcher.laps import Laps
+from singularity_proxy.launcher.outbox import Outbox
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks.slot import Slot
+from singularity_proxy.launcher.snapshot import criu, standstill
+from singularity_proxy.launcher.snapshot.engine import ProcessEngine
+from singularity_proxy.launcher.snapshot.standstill import Standstill, activity
+from singularity_proxy.launcher.supervise import Supervisor
+from singularity_proxy.protocol import exit_codes, messages, names
 
 Make = Callable[..., Pod]
 STILL_S = 2.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.output.result import hand_over
-from proxy.protocol.messages import RESULT_BYTES
+from singularity_proxy.launcher.output.result import hand_over
+from singularity_proxy.protocol.messages import RESULT_BYTES
 
 LONGEST = '{"value": "' + "x" * (RESULT_BYTES - len('{"value": ""}')) + '"}'
 

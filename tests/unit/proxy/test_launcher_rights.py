@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from kueue_integration.contract import job_names
-from proxy.launcher import tools
-from proxy.launcher.errors import LauncherError, RestoreError
-from proxy.launcher.ranks import accounts, privileges, seccomp
-from proxy.launcher.ranks.accounts import Account
-from proxy.launcher.tools import Tools
-from proxy.protocol import names
+from singularity_proxy.launcher import tools
+from singularity_proxy.launcher.errors import LauncherError, RestoreError
+from singularity_proxy.launcher.ranks import accounts, privileges, seccomp
+from singularity_proxy.launcher.ranks.accounts import Account
+from singularity_proxy.launcher.tools import Tools
+from singularity_proxy.protocol import names
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 EPERM, ENOSYS = seccomp.ERRNO | errno.EPERM, seccomp.ERRNO | errno.ENOSYS
@@ -70,7 +70,7 @@ def test_no_namespaces(flag: int) -> None:
 
 UNDER_THE_FILTER = """
 import ctypes, os, threading
-from proxy.launcher.ranks import seccomp
+from singularity_proxy.launcher.ranks import seccomp
 seccomp.apply()
 libc = ctypes.CDLL(None, use_errno=True)
 said = [libc.unshare(0x10000000), ctypes.get_errno(), libc.syscall(435, 0, 0), ctypes.get_errno()]
@@ -243,7 +243,7 @@ def test_the_launcher_asks_no_name_service() -> None:
     """The C library would load what the container's /etc/nsswitch.conf names."""
     code = (
         "import runpy, sys, os; os._exit = lambda code: None\n"
-        "runpy.run_module('proxy.launcher', run_name='__main__')\n"
+        "runpy.run_module('singularity_proxy.launcher', run_name='__main__')\n"
         "import tarfile; print(sys.modules['pwd'], tarfile.pwd, tarfile.grp)"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

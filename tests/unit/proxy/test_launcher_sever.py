@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot import connections, files_image, overlaid, protobuf, sessions, timers
-from proxy.launcher.snapshot.protobuf import Field
-from proxy.launcher.snapshot.sockets import Socket, leads_out
+from singularity_proxy.launcher.errors import DumpError
+from singularity_proxy.launcher.snapshot import connections, files_image, overlaid, protobuf, sessions, timers
+from singularity_proxy.launcher.snapshot.protobuf import Field
+from singularity_proxy.launcher.snapshot.sockets import Socket, leads_out
 
 MAGICS = struct.pack("<II", 0x54564319, 0x56303138)
 ESTABLISHED, CLOSED, LISTEN = 1, 7, 10

@@ -14,25 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigError
-from proxy.launcher import reap
-from proxy.launcher.errors import CommandError, DumpError, RestoreError, SlotError
-from proxy.launcher.laps import Laps
-from proxy.launcher.output.progress import Readout
-from proxy.launcher.paths import Paths
-from proxy.launcher.ranks import environment
-from proxy.launcher.ranks.plain import PlainRank
-from proxy.launcher.ranks.user import User
-from proxy.launcher.signals import pass_on
-from proxy.launcher.snapshot import engines
-from proxy.launcher.snapshot.engine import ProcessEngine
-from proxy.launcher.snapshot.page_nowhere import Nowhere
-from proxy.launcher.snapshot.rank_dump import Order
-from proxy.launcher.snapshot.state_engine import StateEngine
-from proxy.protocol import names
-from proxy.protocol.messages import Plan, Reading
-from proxy.protocol.state_image import lay_together
-from proxy.sidecar import config
+from singularity_proxy.errors import ConfigError
+from singularity_proxy.launcher import reap
+from singularity_proxy.launcher.errors import CommandError, DumpError, RestoreError, SlotError
+from singularity_proxy.launcher.laps import Laps
+from singularity_proxy.launcher.output.progress import Readout
+from singularity_proxy.launcher.paths import Paths
+from singularity_proxy.launcher.ranks import environment
+from singularity_proxy.launcher.ranks.plain import PlainRank
+from singularity_proxy.launcher.ranks.user import User
+from singularity_proxy.launcher.signals import pass_on
+from singularity_proxy.launcher.snapshot import engines
+from singularity_proxy.launcher.snapshot.engine import ProcessEngine
+from singularity_proxy.launcher.snapshot.page_nowhere import Nowhere
+from singularity_proxy.launcher.snapshot.rank_dump import Order
+from singularity_proxy.launcher.snapshot.state_engine import StateEngine
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import Plan, Reading
+from singularity_proxy.protocol.state_image import lay_together
+from singularity_proxy.sidecar import config
 
 PLAN = Plan("restore", 2, 1, [0], "10.0.0.1", 29500, 5, "c")
 

@@ -15,10 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.errors import CommandError, DumpError, RestoreError
-from proxy.launcher.ranks import halt, process_scan, torchrun
-from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets, unix_sockets, views
-from proxy.protocol import addresses, names, starters
+from singularity_proxy.launcher.errors import CommandError, DumpError, RestoreError
+from singularity_proxy.launcher.ranks import halt, process_scan, torchrun
+from singularity_proxy.launcher.snapshot import (
+    container_layer,
+    image,
+    mapped_files,
+    restore,
+    sockets,
+    unix_sockets,
+    views,
+)
+from singularity_proxy.protocol import addresses, names, starters
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------

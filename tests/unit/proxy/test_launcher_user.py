@@ -12,10 +12,10 @@ from pod_harness import Pod
 from pod_moves import free_port
 from program_runs import Program, Runner
 
-from proxy.launcher.errors import CommandError
-from proxy.launcher.ranks import accounts, privileges, slot_init, user
-from proxy.launcher.ranks.user import User
-from proxy.protocol import messages, names, page
+from singularity_proxy.launcher.errors import CommandError
+from singularity_proxy.launcher.ranks import accounts, privileges, slot_init, user
+from singularity_proxy.launcher.ranks.user import User
+from singularity_proxy.protocol import messages, names, page
 
 Make = Callable[..., Pod]
 AS = {names.ENV_RUN_AS: "1000:1001:4242"}

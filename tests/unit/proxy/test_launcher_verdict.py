@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher import memory, verdict
-from proxy.launcher.ranks import slot_init
+from singularity_proxy.launcher import memory, verdict
+from singularity_proxy.launcher.ranks import slot_init
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

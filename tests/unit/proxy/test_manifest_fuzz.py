@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_samples import manifest
 
-from proxy.protocol import manifest as mf
-from proxy.protocol.manifest import ImageFile, Manifest, RankImage, Stored
-from proxy.protocol.messages import MessageError
+from singularity_proxy.protocol import manifest as mf
+from singularity_proxy.protocol.manifest import ImageFile, Manifest, RankImage, Stored
+from singularity_proxy.protocol.messages import MessageError
 
 PACKS = [Stored(f"{letter * 64}-{16 * '1'}", 100) for letter in "ab"]
 RANKS = [RankImage(r, [ImageFile("pages-1.img", 7), ImageFile("sub/x", 0)], PACKS, PACKS[0]) for r in (0, 1)]

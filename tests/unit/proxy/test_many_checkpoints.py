@@ -17,8 +17,8 @@ from fake_sidecar import Coordinator
 from pod_harness import Pod
 from pod_moves import free_port
 
-from proxy.launcher.tools import LOADER
-from proxy.protocol import messages, page
+from singularity_proxy.launcher.tools import LOADER
+from singularity_proxy.protocol import messages, page
 
 pytestmark = pytest.mark.criu
 QUICK, ALL = 40, 5000

@@ -10,15 +10,15 @@ import pytest
 from mesh_world import FakeController, World, eventually
 from store_samples import FOLDER, JOB, MIB, NAMESPACE
 
-from proxy.errors import StoreError
-from proxy.protocol import exit_codes
-from proxy.protocol.messages import LauncherEvent
-from proxy.sidecar import state_machine
-from proxy.sidecar.peers import PodReport
-from proxy.sidecar.pod import Pod
-from proxy.sidecar.state_machine import State, Trigger
-from proxy.store import Store
-from proxy.store.upload import Upload
+from singularity_proxy.errors import StoreError
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.messages import LauncherEvent
+from singularity_proxy.sidecar import state_machine
+from singularity_proxy.sidecar.peers import PodReport
+from singularity_proxy.sidecar.pod import Pod
+from singularity_proxy.sidecar.state_machine import State, Trigger
+from singularity_proxy.store import Store
+from singularity_proxy.store.upload import Upload
 
 pytestmark = pytest.mark.timeout(120)
 OWN = 24 * MIB

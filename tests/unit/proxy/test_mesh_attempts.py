@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.errors import StaleAttemptError
-from proxy.protocol import exit_codes, page
-from proxy.protocol import manifest as mf
-from proxy.protocol.messages import (
+from singularity_proxy.errors import StaleAttemptError
+from singularity_proxy.protocol import exit_codes, page
+from singularity_proxy.protocol import manifest as mf
+from singularity_proxy.protocol.messages import (
     CheckpointRef,
     Damage,
     DamageReport,
@@ -29,9 +29,9 @@ from proxy.protocol.messages import (
     Occupied,
     PodGpus,
 )
-from proxy.sidecar import hardware, sidecar, state_machine
-from proxy.sidecar.controller_client import Controller
-from proxy.store import Store, layout
+from singularity_proxy.sidecar import hardware, sidecar, state_machine
+from singularity_proxy.sidecar.controller_client import Controller
+from singularity_proxy.store import Store, layout
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -561,7 +561,7 @@ class _Clock:
 async def test_a_drain_of_pods_whose_clock_is_another_is_saved_in_their_grace_period(
     world: World, controller: FakeController, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
-    monkeypatch.setattr("proxy.sidecar.pod.time", _Clock(ahead))
+    monkeypatch.setattr("singularity_proxy.sidecar.pod.time", _Clock(ahead))
     await world.stepped(3)
     await world.launchers[2].post(LauncherEvent("terminating", grace_s=34))
     await eventually("commit or failure", lambda: controller.commits or controller.failures)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.protocol import exit_codes, page
-from proxy.protocol.messages import LauncherEvent
+from singularity_proxy.protocol import exit_codes, page
+from singularity_proxy.protocol.messages import LauncherEvent
 
 pytestmark = pytest.mark.timeout(90)
 FIRST = page.generation(1, 1)

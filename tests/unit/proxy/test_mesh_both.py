@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.protocol import exit_codes
-from proxy.protocol.manifest import Requirements
-from proxy.protocol.messages import CheckpointRef, Engine, FailedRestore, LauncherEvent, Through
-from proxy.sidecar import hardware, leader, pod, state_machine
-from proxy.sidecar.peers import PodReport
-from proxy.store import Store
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.manifest import Requirements
+from singularity_proxy.protocol.messages import CheckpointRef, Engine, FailedRestore, LauncherEvent, Through
+from singularity_proxy.sidecar import hardware, leader, pod, state_machine
+from singularity_proxy.sidecar.peers import PodReport
+from singularity_proxy.store import Store
 
 
 async def committed(folder: Path, controller: FakeController, engine: Engine = "both") -> CheckpointRef:

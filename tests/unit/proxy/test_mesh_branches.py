@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.protocol import names
-from proxy.protocol.messages import CheckpointRef, Origin
-from proxy.sidecar import retention
-from proxy.store import Store
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CheckpointRef, Origin
+from singularity_proxy.sidecar import retention
+from singularity_proxy.store import Store
 
 pytestmark = pytest.mark.timeout(90)
 

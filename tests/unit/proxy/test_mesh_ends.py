@@ -11,12 +11,12 @@ import pytest
 from aiohttp import ClientSession
 from mesh_world import FakeController, World, eventually
 
-from proxy.errors import MeshError
-from proxy.protocol import exit_codes
-from proxy.protocol.messages import CheckpointRef, LauncherEvent
-from proxy.sidecar import sidecar, state_machine
-from proxy.sidecar.mesh import Follower
-from proxy.sidecar.peers import Directive, PodReport
+from singularity_proxy.errors import MeshError
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol.messages import CheckpointRef, LauncherEvent
+from singularity_proxy.sidecar import sidecar, state_machine
+from singularity_proxy.sidecar.mesh import Follower
+from singularity_proxy.sidecar.peers import Directive, PodReport
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -17,9 +17,9 @@ from mesh_world import FakeController
 from store_samples import MIB
 from test_mesh_store_faults import Processes
 
-from proxy.protocol import exit_codes, image_room, names
-from proxy.protocol.manifest import dumps
-from proxy.store import Store, layout
+from singularity_proxy.protocol import exit_codes, image_room, names
+from singularity_proxy.protocol.manifest import dumps
+from singularity_proxy.store import Store, layout
 
 pytestmark = pytest.mark.timeout(240)
 FULL = pytest.mark.full

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.protocol.manifest import Manifest
-from proxy.sidecar.leader import Leader
-from proxy.store import Store
+from singularity_proxy.protocol.manifest import Manifest
+from singularity_proxy.sidecar.leader import Leader
+from singularity_proxy.store import Store
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -15,18 +15,18 @@ import pytest
 from aiohttp import web
 from mesh_world import free_port
 
-from proxy.errors import MeshError
-from proxy.protocol import names
-from proxy.protocol.messages import LauncherCommand, MessageError, Plan, from_json, to_json
-from proxy.sidecar import signed
-from proxy.sidecar.barrier_page import BarrierPage
-from proxy.sidecar.config import from_env
-from proxy.sidecar.launcher_api import LauncherApi
-from proxy.sidecar.mesh import Follower, MeshServer
-from proxy.sidecar.peers import Directive, PodReport, Stop
-from proxy.sidecar.pod import Pod
-from proxy.sidecar.signed import Current, Numbers, Signer
-from proxy.store import Store
+from singularity_proxy.errors import MeshError
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import LauncherCommand, MessageError, Plan, from_json, to_json
+from singularity_proxy.sidecar import signed
+from singularity_proxy.sidecar.barrier_page import BarrierPage
+from singularity_proxy.sidecar.config import from_env
+from singularity_proxy.sidecar.launcher_api import LauncherApi
+from singularity_proxy.sidecar.mesh import Follower, MeshServer
+from singularity_proxy.sidecar.peers import Directive, PodReport, Stop
+from singularity_proxy.sidecar.pod import Pod
+from singularity_proxy.sidecar.signed import Current, Numbers, Signer
+from singularity_proxy.store import Store
 
 ENV = {
     names.ENV_NAMESPACE: "team", names.ENV_JOB: "train", names.ENV_POD: "train-1", names.ENV_POD_IP: "10.0.0.2",

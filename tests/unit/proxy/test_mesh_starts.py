@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.errors import ProxyError, StoreAwayError, StoreError
-from proxy.protocol import exit_codes
-from proxy.sidecar import restore, sidecar
-from proxy.store import Store
+from singularity_proxy.errors import ProxyError, StoreAwayError, StoreError
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.sidecar import restore, sidecar
+from singularity_proxy.store import Store
 
 pytestmark = pytest.mark.timeout(90)
 

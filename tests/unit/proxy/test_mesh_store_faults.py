@@ -20,8 +20,8 @@ from faulty_proxy import FaultyProxy
 from mesh_world import FakeController, World, eventually
 from store_samples import JOB, MIB, NAMESPACE
 
-from proxy.protocol import names
-from proxy.store import Store
+from singularity_proxy.protocol import names
+from singularity_proxy.store import Store
 
 pytestmark = pytest.mark.timeout(240)
 FULL = pytest.mark.full

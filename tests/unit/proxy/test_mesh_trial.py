@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from mesh_world import FakeController, World, eventually
 
-from proxy.protocol import names, page
-from proxy.protocol.messages import Gpus, LauncherEvent, Weight
-from proxy.sidecar import trial
-from proxy.sidecar.leader import Leader
+from singularity_proxy.protocol import names, page
+from singularity_proxy.protocol.messages import Gpus, LauncherEvent, Weight
+from singularity_proxy.sidecar import trial
+from singularity_proxy.sidecar.leader import Leader
 
 pytestmark = pytest.mark.timeout(90)
 FIRST = page.generation(1, 1)

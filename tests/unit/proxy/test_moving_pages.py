@@ -24,8 +24,8 @@ from pod_moves import dump_anywhere, until
 from store_samples import manifest
 from streamed_pod import MIB, uploading
 
-from proxy.protocol import messages
-from proxy.store import Store
+from singularity_proxy.protocol import messages
+from singularity_proxy.store import Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
 KSM = Path("/sys/kernel/mm/ksm")

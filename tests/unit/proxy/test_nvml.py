@@ -15,10 +15,10 @@ import pynvml
 import pytest
 from fake_libnvml import FakeLibrary
 
-from proxy.launcher.device import nvml, reader, watch
-from proxy.launcher.device.fake_nvml import FakeGpu, FakeNvml
-from proxy.protocol import gpus
-from proxy.protocol.messages import GpuFault, Gpus, PodGpus
+from singularity_proxy.launcher.device import nvml, reader, watch
+from singularity_proxy.launcher.device.fake_nvml import FakeGpu, FakeNvml
+from singularity_proxy.protocol import gpus
+from singularity_proxy.protocol.messages import GpuFault, Gpus, PodGpus
 
 GIB = 1 << 30
 FIRST, SECOND = (f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in range(2))
@@ -217,7 +217,7 @@ def test_a_reading_process_that_cannot_be_started_is_said_once() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives up capabilities")
 def test_the_reading_process_has_no_rights() -> None:
     code = (
-        "import proxy.launcher.device.health_process as h; h.harmless()\n"
+        "import singularity_proxy.launcher.device.health_process as h; h.harmless()\n"
         "print(open('/proc/self/status').read())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

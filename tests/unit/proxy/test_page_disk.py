@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.launcher.snapshot import page_disk
-from proxy.launcher.snapshot.page_disk import BLOCK, PageDisk
-from proxy.launcher.snapshot.page_stream import PAGE
+from singularity_proxy.launcher.snapshot import page_disk
+from singularity_proxy.launcher.snapshot.page_disk import BLOCK, PageDisk
+from singularity_proxy.launcher.snapshot.page_stream import PAGE
 
 CONTENT = memoryview(bytearray(random.Random(1).randbytes(3 * BLOCK)))
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 from image_reader import restored
 
-from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot import page_frames, page_images, page_server, shared_pages
-from proxy.launcher.snapshot.page_disk import PageDisk
-from proxy.launcher.snapshot.page_frames import PageFrames
-from proxy.launcher.snapshot.page_stream import ADD_F, CLOSE, HEADER, OPEN2, PAGE, PRESENT, PROCESS, Drain
+from singularity_proxy.launcher.errors import DumpError
+from singularity_proxy.launcher.snapshot import page_frames, page_images, page_server, shared_pages
+from singularity_proxy.launcher.snapshot.page_disk import PageDisk
+from singularity_proxy.launcher.snapshot.page_frames import PageFrames
+from singularity_proxy.launcher.snapshot.page_stream import ADD_F, CLOSE, HEADER, OPEN2, PAGE, PRESENT, PROCESS, Drain
 
 PARENT, CHILD = 10, 11
 PAGES = 600

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.laps import Laps
-from proxy.protocol import decode, phases
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import LauncherEvent, to_json
-from proxy.protocol.phases import SavePhases, StartPhases
-from proxy.sidecar.pod_phases import PodPhases, before_us
+from singularity_proxy.launcher.laps import Laps
+from singularity_proxy.protocol import decode, phases
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.messages import LauncherEvent, to_json
+from singularity_proxy.protocol.phases import SavePhases, StartPhases
+from singularity_proxy.sidecar.pod_phases import PodPhases, before_us
 
 
 class Clock:

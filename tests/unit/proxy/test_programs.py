@@ -13,7 +13,7 @@ from program_runs import Program, Runner
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import PACKAGES, debian
-from proxy.protocol import messages, page
+from singularity_proxy.protocol import messages, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 

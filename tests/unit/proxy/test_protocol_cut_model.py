@@ -15,7 +15,7 @@ from functools import lru_cache
 import pytest
 import state_space
 
-from proxy.protocol.cut import Entry, behind, judge, known
+from singularity_proxy.protocol.cut import Entry, behind, judge, known
 
 Rule = Callable[[int, Mapping[int, Entry], int, Collection[int]], str]
 Programs = tuple[tuple[str, ...], ...]

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol import decode
-from proxy.protocol import manifest as mf
-from proxy.protocol import messages as m
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.manifest import ImageFile, Manifest, RankImage, Requirements, Stored
-from proxy.protocol.placement import index_of, ranks_of
-from proxy.sidecar.peers import Directive, PodReport
+from singularity_proxy.protocol import decode
+from singularity_proxy.protocol import manifest as mf
+from singularity_proxy.protocol import messages as m
+from singularity_proxy.protocol.decode import Unreadable
+from singularity_proxy.protocol.manifest import ImageFile, Manifest, RankImage, Requirements, Stored
+from singularity_proxy.protocol.placement import index_of, ranks_of
+from singularity_proxy.sidecar.peers import Directive, PodReport
 
 T = TypeVar("T")
 MESSAGES: list[Any] = [

@@ -1,6 +1,6 @@
 """Exhaustive check of the barrier: every interleaving of two or three ranks, their pages, old views and old headers.
 
-A rank's step and boundary are cut into the single loads and stores of `proxy.agent.boundary`; pages of other pods get
+A rank's step and boundary are cut into the single loads and stores of `agent.boundary`; pages of other pods get
 STOP_AT and REQUEST later than the leader's, one word at a time; the leader decides on reports of any age. The steps
 contain a collective: nobody ends step c + 1 before everybody is in it. A rank may end well at any step; the others need
 it no more then.
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import pytest
 import state_space
 
-from proxy.protocol import page, ratchet
-from proxy.protocol.ratchet import Decision, RankView
+from singularity_proxy.protocol import page, ratchet
+from singularity_proxy.protocol.ratchet import Decision, RankView
 
 G = page.generation(1, 1)
 Rule = Callable[[list[RankView], int, int], Decision]

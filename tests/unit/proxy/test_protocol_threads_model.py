@@ -14,7 +14,7 @@ from functools import lru_cache
 import pytest
 import state_space
 
-from proxy.protocol.cut import Entry, all_behind_on, behind, judge, may_pass, others_will
+from singularity_proxy.protocol.cut import Entry, all_behind_on, behind, judge, may_pass, others_will
 
 Program = tuple[str, ...]
 Programs = tuple[tuple[Program, Program], ...]

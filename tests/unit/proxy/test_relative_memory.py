@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot import relative_memory
-from proxy.launcher.snapshot.page_stream import PAGE
-from proxy.launcher.snapshot.relative_memory import NOBODY, RelativeMemory
+from singularity_proxy.launcher.errors import DumpError
+from singularity_proxy.launcher.snapshot import relative_memory
+from singularity_proxy.launcher.snapshot.page_stream import PAGE
+from singularity_proxy.launcher.snapshot.relative_memory import NOBODY, RelativeMemory
 
 PAGES = 4
 READ_AND_WRITE, NO_RIGHTS = mmap.PROT_READ | mmap.PROT_WRITE, 0

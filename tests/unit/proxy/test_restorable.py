@@ -21,9 +21,9 @@ from pod_moves import dump_anywhere, until
 from program_runs import PROGRAMS
 
 from kueue_integration.manifests.job_manifests import failure_rules
-from proxy.launcher.snapshot import death_signals, files_image, protobuf, volume_files
-from proxy.launcher.snapshot.protobuf import Field
-from proxy.protocol import exit_codes, messages
+from singularity_proxy.launcher.snapshot import death_signals, files_image, protobuf, volume_files
+from singularity_proxy.launcher.snapshot.protobuf import Field
+from singularity_proxy.protocol import exit_codes, messages
 
 criu = [pytest.mark.criu, pytest.mark.timeout(180)]
 FULL = pytest.mark.full

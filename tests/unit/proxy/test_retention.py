@@ -6,9 +6,9 @@ import dataclasses
 
 from store_samples import manifest
 
-from proxy.protocol.messages import CheckpointRef, FailedRestore
-from proxy.sidecar.retention import superseded
-from proxy.store.catalog import Listing
+from singularity_proxy.protocol.messages import CheckpointRef, FailedRestore
+from singularity_proxy.sidecar.retention import superseded
+from singularity_proxy.store.catalog import Listing
 
 
 def listing(number: int, pinned: bool = False, readable: bool = True) -> Listing:

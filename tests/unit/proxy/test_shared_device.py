@@ -13,8 +13,8 @@ from pod_harness import Pod
 from pod_moves import end, free_port, fresh, restored, spread, stop_and_dump
 from rank_world import Ranks
 
-from proxy.agent import gpu_names, shared_device
-from proxy.protocol import messages, names, page
+from singularity_proxy.agent import gpu_names, shared_device
+from singularity_proxy.protocol import messages, names, page
 
 PROGRAMS = Path(__file__).parent / "programs"
 Start = Callable[..., Ranks]

@@ -24,10 +24,10 @@ from image_reader import Memory, restored
 from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 
-from proxy.launcher.errors import DumpError, RestoreError
-from proxy.launcher.snapshot import page_images, page_server, protobuf, shared_pages
-from proxy.launcher.snapshot.page_disk import PageDisk
-from proxy.launcher.snapshot.page_stream import (
+from singularity_proxy.launcher.errors import DumpError, RestoreError
+from singularity_proxy.launcher.snapshot import page_images, page_server, protobuf, shared_pages
+from singularity_proxy.launcher.snapshot.page_disk import PageDisk
+from singularity_proxy.launcher.snapshot.page_stream import (
     ADD_F,
     CLOSE,
     HEADER,
@@ -37,11 +37,11 @@ from proxy.launcher.snapshot.page_stream import (
     PROCESS,
     SHARED_MEMORY,
 )
-from proxy.launcher.snapshot.protobuf import BYTES, VARINT, Field
-from proxy.launcher.snapshot.relative_memory import RelativeMemory
-from proxy.protocol import messages, names
-from proxy.protocol.manifest import Manifest, Requirements
-from proxy.store import PagesSocket, Store
+from singularity_proxy.launcher.snapshot.protobuf import BYTES, VARINT, Field
+from singularity_proxy.launcher.snapshot.relative_memory import RelativeMemory
+from singularity_proxy.protocol import messages, names
+from singularity_proxy.protocol.manifest import Manifest, Requirements
+from singularity_proxy.store import PagesSocket, Store
 
 Make = Callable[..., Pod]
 

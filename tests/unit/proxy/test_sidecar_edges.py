@@ -19,23 +19,23 @@ import aiohttp
 import pytest
 from mesh_world import eventually, free_port
 
-from proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
-from proxy.protocol import cpu, exit_codes, names, page
-from proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored, object_name
-from proxy.protocol.messages import Command, LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
-from proxy.protocol.page import STATE_ABSENT, STATE_RUNNING
-from proxy.protocol.ratchet import RankView
-from proxy.sidecar import hardware
-from proxy.sidecar import pod as pod_module
-from proxy.sidecar.barrier_page import BarrierPage
-from proxy.sidecar.config import from_env
-from proxy.sidecar.launcher_api import LauncherApi
-from proxy.sidecar.leader import Leader
-from proxy.sidecar.mesh import Follower
-from proxy.sidecar.peers import Directive, PodReport, RankWords, Stop
-from proxy.sidecar.pod import Pod, resume_port
-from proxy.sidecar.state_machine import Trigger
-from proxy.store import Store
+from singularity_proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
+from singularity_proxy.protocol import cpu, exit_codes, names, page
+from singularity_proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored, object_name
+from singularity_proxy.protocol.messages import Command, LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
+from singularity_proxy.protocol.page import STATE_ABSENT, STATE_RUNNING
+from singularity_proxy.protocol.ratchet import RankView
+from singularity_proxy.sidecar import hardware
+from singularity_proxy.sidecar import pod as pod_module
+from singularity_proxy.sidecar.barrier_page import BarrierPage
+from singularity_proxy.sidecar.config import from_env
+from singularity_proxy.sidecar.launcher_api import LauncherApi
+from singularity_proxy.sidecar.leader import Leader
+from singularity_proxy.sidecar.mesh import Follower
+from singularity_proxy.sidecar.peers import Directive, PodReport, RankWords, Stop
+from singularity_proxy.sidecar.pod import Pod, resume_port
+from singularity_proxy.sidecar.state_machine import Trigger
+from singularity_proxy.store import Store
 
 ENV = {
     names.ENV_NAMESPACE: "team", names.ENV_JOB: "train", names.ENV_POD: "train-1", names.ENV_POD_IP: "10.0.0.2",
@@ -370,7 +370,7 @@ async def test_a_leader_that_dies_with_its_word_that_the_barrier_is_reached_has_
 
 async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy.sidecar", env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())},
+        sys.executable, "-m", "singularity_proxy.sidecar", env={"PATH": os.environ["PATH"]},
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     _, stderr = await asyncio.wait_for(process.communicate(), 30)

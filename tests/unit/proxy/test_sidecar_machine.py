@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.protocol import manifest, page
-from proxy.sidecar import state_machine, wording
-from proxy.sidecar.peers import PodReport, RankWords, Stop
-from proxy.sidecar.state_machine import Failure, Heard, State, Trigger
+from singularity_proxy.protocol import manifest, page
+from singularity_proxy.sidecar import state_machine, wording
+from singularity_proxy.sidecar.peers import PodReport, RankWords, Stop
+from singularity_proxy.sidecar.state_machine import Failure, Heard, State, Trigger
 
 G = page.generation(3, 1)
 RUN, ABSENT, ENDED = page.STATE_RUNNING, page.STATE_ABSENT, page.STATE_FINISHED

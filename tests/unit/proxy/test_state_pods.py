@@ -15,8 +15,8 @@ from pod_harness import Pod
 from pod_moves import everyone_alive, free_port, until
 from program_runs import PROGRAMS
 
-from proxy.protocol import exit_codes, names, page
-from proxy.protocol.messages import Plan
+from singularity_proxy.protocol import exit_codes, names, page
+from singularity_proxy.protocol.messages import Plan
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 NOBODY = 65532

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from store_samples import JOB, NAMESPACE, manifest
 
-from proxy.agent import state_parts as agent
-from proxy.errors import CorruptChunkError, ProxyError, RestoreRefusedError, StoreError
-from proxy.protocol import names
-from proxy.protocol.image_room import Room
-from proxy.sidecar.state_parts import PartsServer, ahead, is_part, shards
-from proxy.store import Parts, Range, Store
+from singularity_proxy.agent import state_parts as agent
+from singularity_proxy.errors import CorruptChunkError, ProxyError, RestoreRefusedError, StoreError
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.image_room import Room
+from singularity_proxy.sidecar.state_parts import PartsServer, ahead, is_part, shards
+from singularity_proxy.store import Parts, Range, Store
 
 MIB = 1 << 20
 SIZE = 20 * MIB

@@ -1,4 +1,4 @@
-"""What people ask a store: the same answers in this process and from `python -m proxy.store`."""
+"""What people ask a store: the same answers in this process and from `python -m singularity_proxy.store`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.protocol.manifest import Manifest, Requirements
-from proxy.store import Store, admin
+from singularity_proxy.protocol.manifest import Manifest, Requirements
+from singularity_proxy.store import Store, admin
 
 NOISE = os.urandom(5000)
 NEEDS = Requirements(architecture="x86_64", cpu_flags_digest="")
@@ -90,7 +90,8 @@ def test_bad_questions_are_answered_with_a_sentence(url: str, question: list[str
 def test_the_same_from_the_command_line(url: str) -> None:
     def ask(*words: str) -> tuple[int, object]:
         done = subprocess.run(
-            [sys.executable, "-m", "proxy.store", *words], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "singularity_proxy.store", *words],
+            capture_output=True, text=True, timeout=60, check=False,
         )
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 

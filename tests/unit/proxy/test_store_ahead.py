@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise, same
 
-from proxy.errors import StoreError
-from proxy.store import PutResult, Store
-from proxy.store.early_upload import LEAST
-from proxy.store.segments import READ_SIZE
+from singularity_proxy.errors import StoreError
+from singularity_proxy.store import PutResult, Store
+from singularity_proxy.store.early_upload import LEAST
+from singularity_proxy.store.segments import READ_SIZE
 
 NAME = f"{JOB}-a1-g1"
 PAGES = "pages-1.img"

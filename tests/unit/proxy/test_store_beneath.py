@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise, same
 
-from proxy.errors import StoreError
-from proxy.store import PutResult, Store, early_upload
-from proxy.store import images as image_files
-from proxy.store.pack import CONTENT_SIZE
+from singularity_proxy.errors import StoreError
+from singularity_proxy.store import PutResult, Store, early_upload
+from singularity_proxy.store import images as image_files
+from singularity_proxy.store.pack import CONTENT_SIZE
 
 pytestmark = pytest.mark.timeout(60)
 NAME = f"{JOB}-a1-g1"

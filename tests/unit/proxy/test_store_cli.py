@@ -1,4 +1,4 @@
-"""`python -m proxy.store`, as other tools call it."""
+"""`python -m singularity_proxy.store`, as other tools call it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from store_samples import FOLDER, JOB, NAMESPACE, commit, image
 
-from proxy.store import Store
-from proxy.store.command import main
+from singularity_proxy.store import Store
+from singularity_proxy.store.command import main
 
 WHERE = ["--namespace", NAMESPACE, "--job", JOB, "--json"]
 
@@ -78,7 +78,7 @@ def test_uploads_that_broke_off_end_when_that_is_said(
 
 
 def test_as_a_process_it_reads_an_archive_from_a_pipe(store: Store, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "proxy.store"]
+    command = [sys.executable, "-m", "singularity_proxy.store"]
     export = [*command, "export", "--store", store.url, "--namespace", NAMESPACE, "--job", JOB, "latest", "-"]
     archive = subprocess.run(export, check=True, capture_output=True).stdout
     take = [*command, "import", "--store", f"file://{tmp_path}/other", "--json", "-"]

@@ -13,9 +13,9 @@ import pytest
 from interleave import Act, Run, schedules
 from store_samples import FOLDER, JOB, NAMESPACE, manifest, noise
 
-from proxy.errors import StoreError
-from proxy.store import Store, catalog, layout, locks
-from proxy.store.backend import Backend
+from singularity_proxy.errors import StoreError
+from singularity_proxy.store import Store, catalog, layout, locks
+from singularity_proxy.store.backend import Backend
 
 URL = "memory://interleaved"
 

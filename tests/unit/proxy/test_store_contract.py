@@ -17,15 +17,15 @@ import fsspec
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, noise, same
 
-from proxy.errors import CheckpointNotFoundError, CorruptChunkError, DamageError, StoreError
-from proxy.protocol import exit_codes
-from proxy.protocol import manifest as mf
-from proxy.protocol.manifest import object_name
-from proxy.store import PutResult, Store, chunking, download, layout, locks
-from proxy.store.backend import Backend
-from proxy.store.chunk_index import Known
-from proxy.store.draft import Draft
-from proxy.store.parts import Parts
+from singularity_proxy.errors import CheckpointNotFoundError, CorruptChunkError, DamageError, StoreError
+from singularity_proxy.protocol import exit_codes
+from singularity_proxy.protocol import manifest as mf
+from singularity_proxy.protocol.manifest import object_name
+from singularity_proxy.store import PutResult, Store, chunking, download, layout, locks
+from singularity_proxy.store.backend import Backend
+from singularity_proxy.store.chunk_index import Known
+from singularity_proxy.store.draft import Draft
+from singularity_proxy.store.parts import Parts
 
 
 @pytest.fixture(params=["file", "memory", "gs", "s3"])

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from store_samples import FOLDER, JOB, NAMESPACE, commit, image, manifest, same
 
-from proxy.errors import StoreError
-from proxy.store import Store, locks
+from singularity_proxy.errors import StoreError
+from singularity_proxy.store import Store, locks
 
 
 def test_errors_that_pass_are_tried_again_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

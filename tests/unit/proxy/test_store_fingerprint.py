@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.fingerprint import WORD, Fingerprint
+from singularity_proxy.store.fingerprint import WORD, Fingerprint
 
 SIZE = 4096
 one = Fingerprint(SIZE)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from store_samples import FOLDER, JOB, NAMESPACE, commit, image
 
-from proxy.errors import CheckpointNotFoundError, DamageError, StoreError
-from proxy.protocol import names
-from proxy.sidecar.retention import superseded
-from proxy.store import Store, admin
+from singularity_proxy.errors import CheckpointNotFoundError, DamageError, StoreError
+from singularity_proxy.protocol import names
+from singularity_proxy.sidecar.retention import superseded
+from singularity_proxy.store import Store, admin
 
 FIRST = f"{JOB}-a1-g1"
 

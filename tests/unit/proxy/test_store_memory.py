@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_samples import JOB, MIB, NAMESPACE, image, manifest
 
-from proxy.store import Store
+from singularity_proxy.store import Store
 
 SIZE = 384 * MIB
 MOST_MB = 150
@@ -20,9 +20,9 @@ MOST_MB = 150
 CHILD = """
 import itertools, json, sys, threading, time
 from pathlib import Path
-from proxy.launcher.snapshot.page_sink import PageSink
-from proxy.store import PagesSocket, Store
-from proxy.store.backend import Backend
+from singularity_proxy.launcher.snapshot.page_sink import PageSink
+from singularity_proxy.store import PagesSocket, Store
+from singularity_proxy.store.backend import Backend
 from store_samples import JOB, NAMESPACE, commit, manifest
 
 def memory(kind):
@@ -100,15 +100,15 @@ def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
 FETCH = """
 import sys
 from pathlib import Path
-import proxy.sidecar.sidecar
-from proxy.store import PagesSocket, Store
+import singularity_proxy.sidecar.sidecar
+from singularity_proxy.store import PagesSocket, Store
 folder, url = Path(sys.argv[1]), sys.argv[2]
 store = Store(url)
 [listing] = store.list_checkpoints("team", "train")
 store.fetch_ranks(listing.manifest, {0: folder / "back"})
 PagesSocket(folder / "pages.sock").close()
 assert "numpy" not in sys.modules, "the first byte waits for what it does not need"
-from proxy.store import memory
+from singularity_proxy.store import memory
 memory.load()
 assert "numpy" in sys.modules
 """

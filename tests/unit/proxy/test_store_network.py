@@ -14,8 +14,8 @@ from faulty_proxy import FaultyProxy
 from object_servers import ENDPOINTS
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, same
 
-from proxy.errors import StoreError
-from proxy.store import PutResult, Store, backend, locks
+from singularity_proxy.errors import StoreError
+from singularity_proxy.store import PutResult, Store, backend, locks
 
 NAME = "train-a1-g2"
 SIZE = 12 * MIB

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_samples import noise
 
-from proxy.protocol.manifest import ImageFile
-from proxy.store import chunking, layout_map, pack
-from proxy.store.draft import Draft
+from singularity_proxy.protocol.manifest import ImageFile
+from singularity_proxy.store import chunking, layout_map, pack
+from singularity_proxy.store.draft import Draft
 
 CONTENT = noise(1, 900_000) + bytes(40_000) + b"text, again and again\n" * 30_000
 

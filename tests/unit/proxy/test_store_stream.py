@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise
 
-from proxy.errors import RestoreRefusedError, StoreError
-from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot.page_sink import DIRECT, PageSink
-from proxy.protocol import image_room, page_frames
-from proxy.store import PagesSocket, PutResult, Store, stream
-from proxy.store.spill import Spill
+from singularity_proxy.errors import RestoreRefusedError, StoreError
+from singularity_proxy.launcher.errors import DumpError
+from singularity_proxy.launcher.snapshot.page_sink import DIRECT, PageSink
+from singularity_proxy.protocol import image_room, page_frames
+from singularity_proxy.store import PagesSocket, PutResult, Store, stream
+from singularity_proxy.store.spill import Spill
 
 NAME = f"{JOB}-a1-g1"
 Content = dict[int, bytes]

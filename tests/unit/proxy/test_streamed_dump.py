@@ -15,10 +15,10 @@ import pytest
 from pod_moves import dump_anywhere
 from streamed_pod import HELD, MIB, Start, goes_on, moves, ready, uploading
 
-from proxy.errors import StoreError
-from proxy.protocol import image_room, names
-from proxy.store import PagesSocket, Store
-from proxy.store.backend import Backend
+from singularity_proxy.errors import StoreError
+from singularity_proxy.protocol import image_room, names
+from singularity_proxy.store import PagesSocket, Store
+from singularity_proxy.store.backend import Backend
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 

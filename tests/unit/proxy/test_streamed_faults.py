@@ -22,9 +22,9 @@ from pod_harness import Pod
 from pod_moves import dump_anywhere
 from streamed_pod import HELD, MIB, Start, goes_on, moves, ready, uploading
 
-from proxy.errors import StoreError
-from proxy.protocol import names, page_frames
-from proxy.store import PagesSocket, Store
+from singularity_proxy.errors import StoreError
+from singularity_proxy.protocol import names, page_frames
+from singularity_proxy.store import PagesSocket, Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 

@@ -14,8 +14,8 @@ from pod_moves import dump_anywhere, until
 from store_samples import manifest
 from streamed_pod import uploading
 
-from proxy.protocol import messages
-from proxy.store import Store
+from singularity_proxy.protocol import messages
+from singularity_proxy.store import Store
 
 pytestmark = pytest.mark.criu
 TREE = Path(__file__).with_name("changing_tree.py")

@@ -13,7 +13,7 @@ from test_programs import ROWS
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import OLDER_TORCH, OLDEST_DISTRIBUTED_TORCH, torch
-from proxy.protocol import names
+from singularity_proxy.protocol import names
 
 pytestmark = [pytest.mark.criu, pytest.mark.full, pytest.mark.timeout(1800)]
 Make = Callable[..., Pod]

@@ -11,9 +11,9 @@ from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 from streamed_pod import HELD, MIB, Start, count, goes_on, moves, ready, uploading
 
-from proxy.protocol import image_room
-from proxy.protocol.messages import Plan
-from proxy.store import Store
+from singularity_proxy.protocol import image_room
+from singularity_proxy.protocol.messages import Plan
+from singularity_proxy.store import Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]

@@ -9,7 +9,7 @@ import pytest
 from moves import STEPS
 from torch_nursery import Nursery
 
-from proxy.protocol.state_image import lay_together
+from singularity_proxy.protocol.state_image import lay_together
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
 AT = 4

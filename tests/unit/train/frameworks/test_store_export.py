@@ -11,8 +11,8 @@ from torch_nursery import Nursery
 from kueue_integration import cli
 from kueue_integration.cli import checkpoints
 from kueue_integration.kube.fake import FakeKube
-from proxy.protocol.manifest import Manifest, Requirements
-from proxy.store import Store
+from singularity_proxy.protocol.manifest import Manifest, Requirements
+from singularity_proxy.store import Store
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
 AT = 4

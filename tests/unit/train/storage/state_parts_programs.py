@@ -28,7 +28,7 @@ def load(rank: int, world: int, root: str, kind: str) -> dict[str, Any]:
     pod = Path(root) / f"{world}-{rank}"
     start = pod / "images/.from"
     os.environ.update({
-        ENV_HOST: "proxy.agent.train_host:make", "SINGULARITY_STATE_FROM": str(start),
+        ENV_HOST: "singularity_proxy.agent.train_host:make", "SINGULARITY_STATE_FROM": str(start),
         "SINGULARITY_STATE_PARTS": str(pod / "run/parts.sock"),
     })  # fmt: skip
     model, optimizer = training(rank, world, kind, WIDTH)

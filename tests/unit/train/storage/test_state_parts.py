@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from torch_nursery import Nursery
 
-from proxy.errors import ProxyError
-from proxy.protocol import manifest as mf
-from proxy.protocol.messages import CheckpointRef
-from proxy.sidecar import hardware, restore
-from proxy.sidecar.config import Config
-from proxy.sidecar.state_parts import PartsServer
-from proxy.store import Parts, Store
+from singularity_proxy.errors import ProxyError
+from singularity_proxy.protocol import manifest as mf
+from singularity_proxy.protocol.messages import CheckpointRef
+from singularity_proxy.sidecar import hardware, restore
+from singularity_proxy.sidecar.config import Config
+from singularity_proxy.sidecar.state_parts import PartsServer
+from singularity_proxy.store import Parts, Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 RANKS = 4

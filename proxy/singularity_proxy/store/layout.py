@@ -1,4 +1,4 @@
-"""Paths inside a store (see `proxy.protocol.manifest`): pure functions that refuse names which could leave it."""
+"""Paths inside a store (see `protocol.manifest`): pure functions that refuse names which could leave it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m proxy.sidecar`: configuration from the environment; an orderly end after SIGTERM, exit code 1 after an
-error."""
+"""`python -m proxy.sidecar`, as a pod calls it: configuration from the environment; an orderly end after SIGTERM, exit
+code 1 after an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main() -> int:
     try:
         asyncio.run(_main())
     except (ProxyError, OSError) as error:
-        logging.getLogger("proxy.sidecar").error("%s", error)
+        logging.getLogger(__package__).error("%s", error)
         return 1
     return 0
 

@@ -23,7 +23,7 @@ REFUSED   newest generation that the rank cannot be saved for, because the agent
           says why. ALWAYS: none from now on
 APART     not 0: its agent can go on without ranks that have ended (those of earlier versions, in old checkpoints, wait)
 
-The ratchet that uses these words is in `proxy.protocol.ratchet`; it is the one proven in the project's prototypes.
+The ratchet that uses these words is in `protocol.ratchet`; it is the one proven in the project's prototypes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every error that `proxy.store` and `proxy.sidecar` raise on purpose derives from `ProxyError`.
+"""Every error that `store` and `sidecar` raise on purpose derives from `ProxyError`.
 
-`proxy.protocol` raises its own `MessageError` (a ValueError): it stands alone. Messages are sentences for the person
+`protocol` raises its own `MessageError` (a ValueError): it stands alone. Messages are sentences for the person
 who reads the pod's log or `status`: they name the thing, its value, and what to do.
 
     ProxyError

@@ -1,7 +1,7 @@
 """The checkpoint manifest: a checkpoint exists if and only if its manifest exists. Written last, read strictly.
 
     STORE/jobs/<namespace>/<job>/<checkpoint id>.json      this manifest
-    STORE/jobs/<namespace>/<job>/packs/<sha256>-<upload>   content of image files, see `proxy.store.pack`
+    STORE/jobs/<namespace>/<job>/packs/<sha256>-<upload>   content of image files, see `singularity_proxy.store.pack`
     STORE/jobs/<namespace>/<job>/recipes/<sha256>-<upload> how one rank's files are put together from packs
 
 An object's name is that of its content and of the upload that wrote it: once deleted, it never comes back.

@@ -1,4 +1,4 @@
-"""The sidecar's side of the barrier page (`proxy.protocol.page`): create it, publish the header, read the ranks."""
+"""The sidecar's side of the barrier page (`protocol.page`): create it, publish the header, read the ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The checkpoint store: packs of content, recipes and manifests on any fsspec URL (file, gs, s3, memory).
 
-This package has everything that reads or writes the layout of `proxy.protocol.manifest`: chunking, deduplication,
+This package has everything that reads or writes the layout of `protocol.manifest`: chunking, deduplication,
 upload, verified download, the catalog of manifests, retention, archives. Not here: what a checkpoint means, when one is
 taken, who may commit it. Nothing in this package knows about Kubernetes, ranks' processes or the barrier.
 """

@@ -1,10 +1,10 @@
 """Two ways to ask a store on the command line.
 
-`python -m proxy.store ls|show|verify|pin|unpin|prune|gc|export|import --store URL ...`: for people, see `command`.
+`python -m singularity_proxy.store ls|show|verify|pin|... --store URL ...`: for people, see `command`.
 
-`python -m proxy.store URL ls|show|verify|gc ...`: for programs; one JSON object on the last line of standard output.
-Exit codes: 0 with `{"result": ...}`, 1 with `{"error": "sentence"}`. The arguments are those of `admin.answer`. Lines
-before it may have the form `{"progress": [bytes done, bytes in all]}`.
+`python -m singularity_proxy.store URL ls|show|verify|gc ...`: for programs; one JSON object on the last line of
+standard output. Exit codes: 0 with `{"result": ...}`, 1 with `{"error": "sentence"}`. The arguments are those of
+`admin.answer`. Lines before it may have the form `{"progress": [bytes done, bytes in all]}`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It is the source of the pod failure policy (`failure_rules` of `kueue_integration`). Launcher and sidecar end with its
 codes, and `status` explains them. The section "Exit codes" of docs/faults.md comes from it, too (`python -m
-proxy.protocol.exit_codes` writes it).
+singularity_proxy.protocol.exit_codes` writes it).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def explained(message: str) -> str:
     return message if code is None else f"{of(code).reads}. Kubernetes: {message}"
 
 
-BEGIN: Final = "<!-- exit codes: made by python -m proxy.protocol.exit_codes -->"
+BEGIN: Final = "<!-- exit codes: made by python -m singularity_proxy.protocol.exit_codes -->"
 END: Final = "<!-- exit codes: end -->"
 DOCS: Final = Path(__file__).parents[2] / "docs/faults.md"
 

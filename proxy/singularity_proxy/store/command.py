@@ -1,4 +1,4 @@
-"""`python -m proxy.store ls|show|verify|pin|unpin|prune|gc|export|import --store URL`: look after a store.
+"""`python -m singularity_proxy.store ls|show|verify|pin|unpin|prune|gc|export|import --store URL`: look after a store.
 
 Runs where the store is reachable, for example in a pod. `--json`: one JSON document on standard output. Exit status: 0
 done, 1 the store or the checkpoint is at fault (the reason on standard error, or in the document), 2 wrong usage.
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m proxy.store", description="Look after a checkpoint store.")
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description="Look after a checkpoint store.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     helps = {
         "ls": "checkpoints of all jobs, of a namespace, or of a job",

@@ -1,4 +1,4 @@
-"""The unix socket that the launcher of this pod talks to (`proxy.protocol.messages`): plan, commands, events."""
+"""The unix socket that the launcher of this pod talks to (`protocol.messages`): plan, commands, events."""
 
 from __future__ import annotations
 

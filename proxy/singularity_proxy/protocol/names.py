@@ -95,7 +95,7 @@ RUN_DIR: Final = f"{ROOT}/run"
 """Memory emptyDir shared by sidecar and launcher: barrier page, unix socket, one control directory per rank."""
 AGENT_DIR: Final = f"{ROOT}/agent"
 """emptyDir filled by the init container from the agent image: `lib/` (the ranks' PYTHONPATH), `launcher/` (what runs
-with capabilities: see `proxy.launcher.tools`). The training container mounts it read-only."""
+with capabilities: see `singularity_proxy.launcher.tools`). The training container mounts it read-only."""
 WORK_DIR: Final = f"{ROOT}/work"
 """emptyDir: `rank-<r>/{cwd,tmp,stdout.log}`; each rank's directory travels with its image."""
 IMAGE_DIR: Final = f"{ROOT}/images"
