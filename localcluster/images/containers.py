@@ -45,7 +45,7 @@ class Recipe:
 AGENT = Recipe(
     "singularity-agent",
     "images/agent.Dockerfile",
-    ["proxy", "singularity_train", "pyproject.toml"]
+    ["proxy/singularity_proxy", "singularity_train", "pyproject.toml"]
     + [f"images/{name}" for name in ("add-code", "collect-launcher", "install-agent", "install-extra", "start")],
 )
 CONTROLLER = Recipe(

@@ -119,7 +119,7 @@ def explained(message: str) -> str:
 
 BEGIN: Final = "<!-- exit codes: made by python -m singularity_proxy.protocol.exit_codes -->"
 END: Final = "<!-- exit codes: end -->"
-DOCS: Final = Path(__file__).parents[2] / "docs/faults.md"
+DOCS: Final = Path(__file__).parents[3] / "docs/faults.md"
 
 
 def markdown() -> str:

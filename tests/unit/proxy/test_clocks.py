@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import kueue_integration
-import singularity_proxy
 from singularity_proxy.protocol import messages as m
 from singularity_proxy.protocol.decode import UnixTime
 from singularity_proxy.sidecar import peers, signed
@@ -32,6 +31,7 @@ KEPT = {
 SHOWN = {"created_at"}
 """Of a checkpoint. The controller puts its own in its place."""
 PROXY = "proxy/singularity_proxy"
+ROOT = Path(kueue_integration.__file__).parents[1]
 WALL = {
     f"{PROXY}/sidecar/leader.py": "dates a manifest, for people",
     f"{PROXY}/sidecar/signed.py": "numbers a pod's requests, which are compared with that pod's earlier ones",
@@ -119,9 +119,9 @@ def test_a_look_at_the_wall_clock_is_found(text: str, found: bool) -> None:
 def test_the_wall_clock_is_read_where_it_is_known() -> None:
     """All that runs in pods and in the controller. Airflow's own clocks are Airflow's, which wants them to agree."""
     found = {
-        path.relative_to(root.parent).as_posix()
-        for root in (Path(singularity_proxy.__file__).parent, Path(kueue_integration.__file__).parent)
-        for path in root.rglob("*.py")
+        path.relative_to(ROOT).as_posix()
+        for package in (PROXY, "kueue_integration")
+        for path in (ROOT / package).rglob("*.py")
         if reads_wall_clock(path.read_text())
     }
     assert found == set(WALL)
