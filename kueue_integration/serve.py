@@ -9,8 +9,11 @@ import signal
 import ssl
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from aiohttp import web
+
+from singularity_proxy.protocol.listener import Listener, Protocols
 
 from .controller import config, logs
 from .controller.lease import LeaseKeeper
@@ -94,6 +97,7 @@ async def serve(settings: config.Config) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(settings.secret_dir / "tls.crt", settings.secret_dir / "tls.key")
 
+    probes = Listener()
     runners = [
         web.AppRunner(api.app(), access_log=None, shutdown_timeout=2),
         web.AppRunner(
@@ -101,15 +105,16 @@ async def serve(settings: config.Config) -> None:
                 ready=lambda: reconciler.world.unlisted,
                 alive=lambda: unhealthy(reconciler.silent_for(), reconciler.world.synced, keeper.idle_for()),
                 metrics=metrics,
+                listener=probes,
             ),
             access_log=None,
         ),
     ]
     for runner in runners:
         await runner.setup()
-    await web.TCPSite(runners[1], port=settings.health_port).start()
+    await probes.start(cast(Protocols, runners[1].server), settings.health_port)
     reconciler.start()
-    await web.TCPSite(runners[0], port=settings.api_port, ssl_context=tls).start()
+    await api.listener.start(cast(Protocols, runners[0].server), settings.api_port, tls=tls)
     keeper.start()  # it takes nothing over before all objects are known
     if multikueue is not None:
         multikueue.start()
@@ -124,7 +129,8 @@ async def serve(settings: config.Config) -> None:
     if multikueue is not None:
         await asyncio.to_thread(multikueue.stop)
     await asyncio.to_thread(reconciler.stop)
-    for runner in runners:
+    for listener, runner in zip((api.listener, probes), runners, strict=True):
+        listener.close()
         await runner.cleanup()
 
 

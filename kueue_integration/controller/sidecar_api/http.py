@@ -10,14 +10,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from singularity_proxy.protocol import VERSION
 from singularity_proxy.protocol.decode import Unreadable, whole
+from singularity_proxy.protocol.listener import Listener
 from singularity_proxy.protocol.messages import (
     CheckpointFailure,
     Command,
@@ -58,6 +61,8 @@ WRITE_TRIES = 8
 MAX_BODY = 64 * 1024
 """Bytes: ten times the largest message of a pod. Reading a body takes time from all other calls."""
 
+SCRAPE_S = 1.0
+"""Age of the metrics' text at which it is made again."""
 MAX_VERSION = 20
 """Characters of a release that a pod tells."""
 
@@ -132,7 +137,9 @@ class Api:
         metrics: Metrics,
         server: server_time.ServerClock | None = None,
         trial_after_s: float | None = None,
+        listener: Listener | None = None,
     ) -> None:
+        self.listener = listener or Listener()
         self._kube, self._world, self._hub = kube, world, hub
         self._secret, self._metrics, self._trial_after_s = secret, metrics, trial_after_s
         self._identities = pod_identity.Identities(kube, world)
@@ -142,7 +149,7 @@ class Api:
         self._standings: dict[tuple[str, str], reports.Standing] = {}
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_marked(self.listener), _errors])
         app.router.add_post("/v1/hello", self._hello)
         app.router.add_get("/v1/commands", self._commands)
         app.router.add_post("/v1/progress", self._progress)
@@ -185,7 +192,9 @@ class Api:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise RefusedError(401, "the request has no bearer token")
-        return await self._tokens.speaker(token, request.remote or "")
+        speaker = await self._tokens.speaker(token, request.remote or "")
+        self.listener.known(request.protocol)
+        return speaker
 
     async def _allowed(
         self, lane: Lane, speaker: tokens.Speaker, namespace: str, name: str, attempt: int, leader: bool
@@ -410,7 +419,31 @@ class Api:
         return _json({})
 
 
-def health_app(ready: Callable[[], str], alive: Callable[[], str], metrics: Metrics) -> web.Application:
+class _Scrapes:
+    """The text of the metrics, made in a thread of its own, at most once a second however many ask."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+        self._made: asyncio.Future[str] | None = None
+        self._at = 0.0
+
+    async def newest(self) -> str:
+        if self._made is None or (self._made.done() and time.monotonic() - self._at >= SCRAPE_S):
+            self._made = asyncio.get_running_loop().run_in_executor(self._thread, self._text)
+            self._made.add_done_callback(self._done)
+        return await asyncio.shield(self._made)
+
+    def _done(self, made: asyncio.Future[str]) -> None:
+        self._at = time.monotonic()
+
+    async def close(self, app: web.Application) -> None:
+        self._thread.shutdown(wait=False)
+
+
+def health_app(
+    ready: Callable[[], str], alive: Callable[[], str], metrics: Metrics, listener: Listener | None = None
+) -> web.Application:
     """`ready` and `alive` return what is wrong, "" when nothing is."""
 
     def probe(check: Callable[[], str]) -> Handler:
@@ -420,12 +453,14 @@ def health_app(ready: Callable[[], str], alive: Callable[[], str], metrics: Metr
 
         return answer
 
+    scrapes = _Scrapes(metrics.text)
+
     async def numbers(request: web.Request) -> web.StreamResponse:
-        # In a thread: with thousands of jobs the gauges take a while, and the pods' calls must not wait for them.
-        text = await asyncio.to_thread(metrics.text)
+        text = await scrapes.newest()
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    app = web.Application()
+    app = web.Application(middlewares=[_marked(listener)] if listener is not None else [])
+    app.on_cleanup.append(scrapes.close)
     app.router.add_get("/healthz", probe(alive))
     app.router.add_get("/readyz", probe(ready))
     app.router.add_get("/metrics", numbers)
@@ -452,6 +487,20 @@ def _number(value: str | None, name: str) -> int:
     if isinstance(found, Unreadable):
         raise RefusedError(400, f"query parameter {name} = {text[:40]!r}: {found.why}")
     return found
+
+
+def _marked(listener: Listener) -> Middleware:
+    """Tells the listener which connections have work."""
+
+    @web.middleware
+    async def marked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        listener.busy(request.protocol, True)
+        try:
+            return await handler(request)
+        finally:
+            listener.busy(request.protocol, False)
+
+    return marked
 
 
 @web.middleware

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, cast
 
 import aiohttp
 from aiohttp import web
@@ -16,6 +16,7 @@ from yarl import URL
 from ..errors import MeshError
 from ..protocol import decode
 from ..protocol.decode import Unreadable
+from ..protocol.listener import Listener, Protocols
 from ..protocol.messages import MessageError, from_json, to_json
 from . import signed
 from .peers import Directive, PodReport
@@ -31,6 +32,8 @@ TRIES: Final = 3
 """Tries of one exchange: from the first try, a follower learns the leader's session."""
 LARGEST_REPORT: Final = 256 << 20
 """Bytes. A report with images lists every file and pack, about 20 bytes per MiB of image."""
+STRANGERS: Final = 64
+"""Connections of one address, and of all who are no followers."""
 Exchange = Callable[[PodReport, int, float], Awaitable[Directive]]
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class MeshServer:
         self._exchange = exchange
         self._numbers = signed.Numbers()
         self._runner: web.AppRunner | None = None
+        # A follower keeps one connection. Any pod of the cluster may knock.
+        self._listener = Listener(most=STRANGERS + 2 * workers, most_of_one=STRANGERS)
 
     async def start(self, port: int, host: str | None = None) -> None:
         """Listen. Raises OSError."""
@@ -51,14 +56,22 @@ class MeshServer:
         app.router.add_post("/v1/exchange", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, reuse_address=True).start()
+        await self._listener.start(cast(Protocols, self._runner.server), port, host)
 
     async def close(self) -> None:
         """Stop listening. Idempotent."""
+        self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.Response:
+        self._listener.busy(request.protocol, True)
+        try:
+            return await self._answered(request)
+        finally:
+            self._listener.busy(request.protocol, False)
+
+    async def _answered(self, request: web.Request) -> web.Response:
         body = b""
         known = signed.authentic(self._key, request.headers, request.path_qs)
         if known:
@@ -67,6 +80,7 @@ class MeshServer:
         if not known:
             # This answer is not signed: the client has not proved that it has the key.
             return web.json_response({"error": "wrong signature: not a pod of this attempt"}, status=401)
+        self._listener.known(request.protocol)
         status, text = await self._answer(request, body)
         mac = signed.answer_mac(self._key, request.headers[signed.MAC], status, text.encode())
         return web.Response(text=text, status=status, content_type="application/json", headers={signed.MAC: mac})

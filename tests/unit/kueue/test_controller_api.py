@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from typing import cast
 
 import aiohttp
 import controller_scene as scene
@@ -32,6 +33,7 @@ from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import EVENT, JOB, POD, PROGRESS, TOKEN_REVIEW, annotation
 from singularity_proxy.protocol import names
+from singularity_proxy.protocol.listener import Protocols
 from singularity_proxy.protocol.messages import (
     RESULT_BYTES,
     CheckpointFailure,
@@ -167,15 +169,16 @@ async def served(certificate):
     assert await asyncio.to_thread(world.wait_synced, 10)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*certificate)
-    runner = web.AppRunner(Api(kube, world, hub, b"secret", metrics, trial_after_s=90.0).app())
+    api = Api(kube, world, hub, b"secret", metrics, trial_after_s=90.0)
+    runner = web.AppRunner(api.app())
     await runner.setup()
-    site = web.TCPSite(runner, "localhost", 0, ssl_context=tls)
-    await site.start()
-    port = runner.addresses[0][1]
+    await api.listener.start(cast(Protocols, runner.server), 0, "localhost", tls)
+    port = api.listener.port
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(certificate[0])))
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(30)) as session:
         yield Client(kube, world, session, f"https://localhost:{port}", metrics, tokens, hub)
     world.stop()
+    api.listener.close()
     await runner.cleanup()
 
 
