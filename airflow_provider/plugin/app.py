@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from airflow.api_fastapi.logging.decorators import action_logging
+from airflow.configuration import conf
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
@@ -76,9 +78,23 @@ looks, flights = LiveLooks(clusters), Flights()
 
 
 def same_origin(request: Request) -> None:
-    """Refuse what another site's page made the browser send; who sends no such header is no browser of today."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    """Refuse a request that a page of another origin made the browser send. Raises HTTPException.
+
+    Browsers tell `Sec-Fetch-Site` to https and localhost only, and `Origin` with every POST. A program sends neither,
+    and no page can make a browser leave both out. `X-Forwarded-Host` is a proxy's: a page cannot set it unasked.
+    """
+    headers = request.headers
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    base = urlsplit(conf.get("api", "base_url", fallback="")).netloc
+    own = {headers.get("host"), headers.get("x-forwarded-host"), base}
+    if site is None:
+        ours = origin is None or urlsplit(origin).netloc in own - {None, ""}
+    else:
+        ours = site in ("same-origin", "none")
+    if not ours:
         raise HTTPException(403, "cross-site request refused")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the body has to be JSON, with Content-Type: application/json")
 
 
 def task_key(dag_id: str, run_id: str, task_id: str, map_index: int) -> TaskKey:

@@ -400,3 +400,41 @@ def test_every_route_is_authorised_and_every_action_is_guarded() -> None:
             assert any("action_logging" in getattr(c, "__qualname__", "") for c in calls)
             assert route.body_field is not None
     assert sum(route.methods == {"POST"} for route in routes) == 7
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (JSON, 200),  # a program
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({**JSON, "sec-fetch-site": "same-origin", "origin": "https://elsewhere"}, 200),  # the browser has compared
+        ({**JSON, "sec-fetch-site": "same-site"}, 403),
+        ({**JSON, "sec-fetch-site": "cross-site"}, 403),
+        ({**JSON, "sec-fetch-site": ""}, 403),
+        ({**JSON, "origin": "http://airflow.corp"}, 200),  # plain http: no browser says where it comes from
+        ({**JSON, "origin": "http://airflow.corp:81"}, 403),
+        ({**JSON, "origin": "http://other.corp"}, 403),
+        ({**JSON, "origin": "null"}, 403),
+        ({**JSON, "origin": "http://outside.corp", "x-forwarded-host": "outside.corp"}, 200),
+        ({"origin": "http://airflow.corp"}, 415),  # a body without a type is JSON for some FastAPI
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": ""}, 415),
+    ],
+)
+def test_another_origins_page_presses_no_button(headers: dict[str, str], status: int) -> None:
+    from fastapi import Depends, FastAPI
+    from fastapi.testclient import TestClient
+
+    from airflow_provider.plugin.app import same_origin
+
+    app = FastAPI()
+
+    @app.post("/pause", dependencies=[Depends(same_origin)])
+    def pause() -> str:
+        return "done"
+
+    client = TestClient(app, base_url="http://airflow.corp")
+    assert client.post("/pause", content=b"{}", headers=headers).status_code == status
