@@ -14,7 +14,6 @@ from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, json_value, typed
 from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Gpus
 
-from ..kube.resources import annotation
 from . import annotation_values, job_names
 from .annotation_values import readable
 
@@ -136,11 +135,10 @@ def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
 
 def noted_progress(job: Mapping[str, Any] | None) -> ProgressNote | Unreadable | None:
     """The same, or why it cannot be read."""
-    text = annotation(job, job_names.ANN_PROGRESS)
-    return note(text) if text else None
+    return annotation_values.message(job, job_names.ANN_PROGRESS, ProgressNote)
 
 
-@functools.lru_cache(annotation_values.KEPT)
+@functools.lru_cache(256)
 def note(text: str) -> ProgressNote | Unreadable:
     """The progress note that `text` is. Callers must not change it."""
     data = json_value(text, annotation_values.MAX_TEXT)
@@ -204,6 +202,11 @@ def budget(job: Mapping[str, Any] | None) -> int | Unreadable | None:
 def infrastructure_retries(job: Mapping[str, Any] | None) -> int | None:
     """How many may be; None: no limit."""
     return readable(annotation_values.whole(job, job_names.ANN_INFRASTRUCTURE_RETRIES), None)
+
+
+def forget(job: Mapping[str, Any]) -> None:
+    """Drop what is kept of the records of a Job that is gone."""
+    annotation_values.forget(job)
 
 
 def used_up(limit: int) -> str:

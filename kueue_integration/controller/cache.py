@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from singularity_proxy.protocol.messages import Preemptor
 
-from ..contract import job_names, kinds, progress_objects
+from ..contract import attempt_records, job_names, kinds, progress_objects
 from ..kube.client import Kube
 from ..kube.resources import (
     CLUSTER_QUEUE,
@@ -170,6 +170,7 @@ class World(Copies):
     def _job_changed(self, job: Object, deleted: bool) -> None:
         if deleted:
             self.notes.forget(str(job["metadata"].get("uid")))
+            attempt_records.forget(job)
         # All pods of a suspended Job go away, and the next attempt has other pods.
         if deleted or _resting(kinds.as_job(job)):
             with self._lost_lock:

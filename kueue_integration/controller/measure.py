@@ -119,6 +119,8 @@ class Meter:
         self._lock = threading.Lock()
         self._known: dict[str, dict[Key, float]] = {}
         """By UID of the Job: what was counted, and how much of it."""
+        self._seen: dict[str, object] = {}
+        """By UID: what was read of the Job when it was counted last."""
 
     def see(self, job: Object, deleted: bool) -> None:
         """Count what is new in `job`; forget it when it is gone."""
@@ -126,8 +128,14 @@ class Meter:
         with self._lock:
             if deleted:
                 self._known.pop(uid, None)
+                self._seen.pop(uid, None)
                 return
-            told = facts(attempt_records.history(job), lost_time.of_job(job).since)
+            history = attempt_records.history(job)
+            seen = history, attempt_records.checkpoints(job), attempt_records.checkpoint(job)
+            if self._seen.get(uid) == seen:
+                return
+            self._seen[uid] = seen
+            told = facts(history, lost_time.of_job(job).since)
             known = self._known.get(uid)
             news = {} if known is None else _news(told, known)
             counted = {key: max(fact.value, (known or {}).get(key, 0.0)) for key, fact in told.items()}

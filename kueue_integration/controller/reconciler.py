@@ -19,7 +19,7 @@ from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
 from ..job import records
 from ..kube.client import Kube
-from ..kube.resources import Object
+from ..kube.resources import Object, version_of
 from . import device_time, installed, views
 from .agent_images import AgentImages
 from .cache import World, job_of
@@ -87,6 +87,8 @@ class Reconciler:
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
         self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
         self._failures: dict[Task, int] = {}
+        self._told: dict[str, str] = {}
+        """By UID of a Job: the version in which all of its annotations were read."""
         self._stop = threading.Event()
         served = [(f"worker-{number}", self.queue) for number in range(WORKERS)] + [("planner", self.plans)]
         self._threads = [
@@ -139,7 +141,11 @@ class Reconciler:
         self._plan_soon()
         self._notify(namespace, name, True)
         self._meter.see(job, deleted)
-        if not deleted and self.leads():
+        uid = str(job["metadata"].get("uid"))
+        if deleted:
+            self._told.pop(uid, None)
+        elif self.leads() and self._told.get(uid) != version_of(job):
+            self._told[uid] = version_of(job)
             self._tell_unreadable(job, f"{namespace}/{name}")
 
     def _tell_unreadable(self, job: Object, name: str) -> None:

@@ -75,7 +75,7 @@ class Grows:
     otherwise: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """What is read, changed and written again, maybe by an older release than the one that wrote it first."""
 
@@ -151,10 +151,13 @@ def message(cls: type[T], text: object, most_bytes: int = MAX_BYTES, halves: boo
 
 def messages(cls: type[T], text: object, most_bytes: int = MAX_BYTES) -> list[T] | Unreadable:
     """A list of dataclasses from JSON text."""
-    where = f"list of {cls.__name__}"
     data = json_value(text, most_bytes)
-    if isinstance(data, Unreadable):
-        return Unreadable(f"{where}: {data.why}")
+    return Unreadable(f"list of {cls.__name__}: {data.why}") if isinstance(data, Unreadable) else listed(cls, data)
+
+
+def listed(cls: type[T], data: object) -> list[T] | Unreadable:
+    """A list of dataclasses from a decoded JSON list."""
+    where = f"list of {cls.__name__}"
     if not isinstance(data, list):
         return Unreadable(f"{where}: expected a JSON list, got {type(data).__name__}")
     try:

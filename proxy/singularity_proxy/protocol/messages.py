@@ -147,7 +147,7 @@ class Skipped(Record):
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Preemptor(Record):
     """The workload that took a job's quota, recorded at that time: it may be gone later."""
 
@@ -188,7 +188,7 @@ class PodGpus(Record):
     """As in `Gpus`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gpus(Record):
     """What NVML tells of the GPUs of an attempt, of one pod or of all, from its start until now (`protocol.gpus`)."""
 
@@ -240,7 +240,7 @@ class Earlier(Record):
     """How many ended so."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AttemptRecord(Record):
     """One admission of a job, as kept in the Job's history annotation and shown to users. Times are Unix seconds."""
 
