@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.jobs import lost_time, move_trace
 from kueue_integration.jobs.phase import Phase
 from kueue_integration.jobs.status import JobStatus
 from singularity_proxy.protocol import decode
-from singularity_proxy.protocol.messages import AttemptRecord
 
 FINAL = frozenset(phase.value for phase in Phase if phase.final)
 MAX_CHARS = 1000

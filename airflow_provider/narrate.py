@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kueue_integration.contract import attempt_records
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.contract.saveable import Saveable
 from kueue_integration.jobs import lost_time
 from kueue_integration.jobs.status import JobStatus
-from singularity_proxy.protocol.messages import NOT_TRIED, AttemptRecord
+from singularity_proxy.protocol.messages import NOT_TRIED
 
 QUIET_PHASES = frozenset(("Running", "Restoring", "Checkpointing", "Succeeded"))
 """The attempts tell it better than the phase."""

@@ -15,9 +15,10 @@ from typing import Any
 from uuid import uuid4
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.wait import wait_for
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 
 from .model import Group, Measured, Options, Say, Spec
 from .stats import median, spread

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.planner.job import Request
-from singularity_proxy.protocol.messages import AttemptRecord
 
 from .model import Costs, Job
 from .nodes import Placement

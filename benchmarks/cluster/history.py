@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import AttemptRecord, Gpus
+from kueue_integration.contract.record_types import AttemptRecord
+from singularity_proxy.protocol.messages import Gpus
 
 from .active import Active
 from .utilisation import busy_percent

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 from ..contract import branches
+from ..contract.record_types import AttemptRecord
 from ..jobs import gpu_words, lost_time
 from ..jobs.phase import Phase, preempted_by
 from ..jobs.status import JobStatus, newest_usable

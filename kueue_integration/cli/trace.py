@@ -8,9 +8,9 @@ import json
 import click
 
 from singularity_proxy.protocol.decode import Unreadable
-from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import annotation_values, attempt_phases, job_names, kinds
+from ..contract.record_types import AttemptRecord
 from ..errors import JobNotFoundError, PlatformError, SpecError
 from ..jobs import move_trace
 from ..jobs.move_trace import Move

@@ -12,10 +12,11 @@ from typing import Any
 
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, json_value, typed
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Gpus
+from singularity_proxy.protocol.messages import CheckpointRef, Gpus
 
 from . import annotation_values, job_names
 from .annotation_values import readable
+from .record_types import AttemptRecord
 
 SCHEMA = 1
 """Number of the format of all that the controller writes on a Job. It grows where an older controller would take a

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import Count, Record, UnixTime, Unreadable
-from singularity_proxy.protocol.messages import AnyId, AttemptRecord, CheckpointRef, Origin, to_json
+from singularity_proxy.protocol.messages import AnyId, CheckpointRef, Origin, to_json
 
 from ..kube.resources import annotation
 from . import annotation_values, attempt_records, job_names
 from .annotation_values import readable
+from .record_types import AttemptRecord
 
 MAX_KEPT: Final = 50
 

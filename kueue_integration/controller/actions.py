@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any
 
-from singularity_proxy.protocol.messages import Readmission, RequestStatus
+from ..contract.record_types import Readmission, RequestStatus
 
 Annotations = Mapping[str, "str | None"]
 

@@ -6,20 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import (
-    AttemptRecord,
-    CheckpointRef,
-    Damage,
-    Earlier,
-    FailedRestore,
-    LastWords,
-    Readmission,
-    Skipped,
-    Unsaved,
-    to_json,
-)
+from singularity_proxy.protocol.messages import CheckpointRef, Damage, FailedRestore, LastWords, to_json
 
 from ..contract import attempt_records, job_names
+from ..contract.record_types import AttemptRecord, Earlier, Readmission, Skipped, Unsaved
 from ..kube import server_time
 from .snapshot import Job, Pod, Preemption, Workload, of_attempt, roster_text
 

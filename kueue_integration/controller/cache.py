@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from singularity_proxy.protocol.messages import Preemptor
-
 from ..contract import attempt_records, job_names, kinds, progress_objects
+from ..contract.record_types import Preemptor
 from ..kube.client import Kube
 from ..kube.resources import (
     CLUSTER_QUEUE,

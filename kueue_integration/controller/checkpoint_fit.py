@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import RESTORES, CheckpointRef, Needs, NodeRequirement, Placement, to_json
+from singularity_proxy.protocol.messages import RESTORES, CheckpointRef, Needs, to_json
 
 from ..contract import job_names
+from ..contract.record_types import NodeRequirement, Placement
 from ..errors import SpecError
 from ..requests import placement
 from . import attempt_history, reshape

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import RESTORES, AttemptRecord, CheckpointRef
+from singularity_proxy.protocol.messages import RESTORES, CheckpointRef
 
 from ..contract import job_names
+from ..contract.record_types import AttemptRecord
 from ..requests import periodic_checkpoints
 from . import (
     attempt_history,

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, Damage, to_json
+from singularity_proxy.protocol.messages import Damage, to_json
 
 from ..contract import branches, job_names
+from ..contract.record_types import AttemptRecord
 from . import attempt_history
 from .actions import Annotations
 from .snapshot import Job, Pod, required

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
+from singularity_proxy.protocol.messages import CheckpointRef
 
 from ..contract import job_names
+from ..contract.record_types import AttemptRecord, Skipped
 from ..kube import server_time
 from ..planner import quota
 from . import attempt_history, origins, views

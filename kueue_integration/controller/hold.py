@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from singularity_proxy.protocol.messages import AttemptRecord, Unsaved
-
 from ..contract import job_names
+from ..contract.record_types import AttemptRecord, Unsaved
 from ..kube import server_time
 from ..planner.settings import Mode, PlannerSettings
 from . import attempt_history

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, SaveCause
+from singularity_proxy.protocol.messages import CheckpointRef, SaveCause
 
 from ..contract import attempt_records, leaves, saveable
 from ..contract.leaves import Leave
+from ..contract.record_types import JobRequest
 from ..kube.resources import Object
 from ..requests import user_requests
 from . import attempt_history

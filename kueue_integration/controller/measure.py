@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from singularity_proxy.protocol.messages import AttemptRecord, Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 from ..contract import attempt_records, kinds, saveable
+from ..contract.record_types import AttemptRecord
 from ..jobs import lost_time
 from ..jobs.phase import classify
 from ..kube.resources import Object

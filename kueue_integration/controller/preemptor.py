@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from singularity_proxy.protocol.messages import Preemptor
-
+from ..contract.record_types import Preemptor
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, label
 
 

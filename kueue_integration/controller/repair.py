@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import job_names
+from ..contract.record_types import AttemptRecord
 from ..kube import server_time
 from . import attempt_history
 from .actions import Repair

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol.messages import to_json
 
 from ..contract import branches, job_names, leaves, saveable
+from ..contract.record_types import AttemptRecord, JobRequest, RequestStatus
 from ..requests import user_requests
 from . import attempt_history, leave, reshape, rewind
 from .actions import AnswerRequest

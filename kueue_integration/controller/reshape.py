@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, Placement
-
 from ..contract import job_names, kinds
+from ..contract.record_types import AttemptRecord, JobRequest, Placement
 from ..manifests.job_manifests import MIN_PARALLELISM
 from ..planner.job import policy_of
 from ..requests import placement

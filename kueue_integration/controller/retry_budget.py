@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
 from ..contract import attempt_records, job_names
+from ..contract.record_types import AttemptRecord
 from ..jobs import lifecycle
 from .snapshot import Job
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 from ..contract import branches, job_names
 from ..contract.branches import Rewind
+from ..contract.record_types import JobRequest
 from . import attempt_history
 from .actions import RequestReadmission
 from .snapshot import Job, Workload, required

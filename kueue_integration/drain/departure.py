@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from singularity_proxy.protocol.messages import JobRequest, Placement
-
+from ..contract.record_types import JobRequest, Placement
 from ..errors import JobNotFoundError, RequestRefusedError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import Object

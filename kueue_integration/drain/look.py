@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
 from ..contract import attempt_records, job_names
+from ..contract.record_types import AttemptRecord
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..jobs.status import JobStatus

@@ -17,16 +17,10 @@ from typing import Any, Final, Literal
 
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import Unreadable
-from singularity_proxy.protocol.messages import (
-    AttemptRecord,
-    CheckpointRef,
-    JobRequest,
-    Origin,
-    Placement,
-    RequestStatus,
-)
+from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
 from ..contract import annotation_values, attempt_phases, attempt_records, branches, job_names, leaves, saveable
+from ..contract.record_types import AttemptRecord, JobRequest, Placement, RequestStatus
 from ..kube.resources import annotation
 from ..requests import periodic_checkpoints
 from ..spec import save_interval

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from singularity_proxy.protocol.messages import AttemptRecord
+from ..contract.record_types import AttemptRecord
 
 HOUR_S = 3600.0
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
 from ..contract import attempt_records
+from ..contract.record_types import AttemptRecord
 
 Point = tuple[int, float]
 """An attempt, and a moment in it (Unix seconds)."""

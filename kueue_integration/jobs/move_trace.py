@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from singularity_proxy.protocol import phases
-from singularity_proxy.protocol.messages import AttemptRecord
 from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 from ..contract.attempt_phases import AttemptPhases
+from ..contract.record_types import AttemptRecord
 
 BY: Final = {
     "barrier": "ranks", "freeze": "agent", "dump": "CRIU", "upload": "store",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.protocol import exit_codes
-from singularity_proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names
+from ..contract.record_types import AttemptRecord
 from ..kube.resources import annotation, condition, is_true
 from ..requests import user_requests
 from . import shortage

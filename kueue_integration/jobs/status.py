@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from singularity_proxy.protocol import decode
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
+from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
 from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, progress_objects, saveable
 from ..contract.attempt_phases import AttemptPhases
+from ..contract.record_types import AttemptRecord, RequestStatus
 from ..contract.saveable import Saveable
 from ..errors import Gone, JobNotFoundError, KubeError
 from ..kube.api import Kube

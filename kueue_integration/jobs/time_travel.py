@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, Origin
+from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
 from ..contract import attempt_records, branches, job_names, kinds
+from ..contract.record_types import JobRequest
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
 from ..kube.api import Kube
 from ..kube.resources import (

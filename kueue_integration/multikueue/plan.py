@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from ..contract import job_names
+from ..contract.record_types import AttemptRecord, RequestStatus
 from ..controller import attempt_history, checkpoint_fit, fence, views
 from ..controller.actions import Annotations, AnswerReady, RequestReadmission
 from ..controller.errors import BadAnnotationError

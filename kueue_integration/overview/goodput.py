@@ -30,9 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
 from ..contract.attempt_records import STEPLESS_S
+from ..contract.record_types import AttemptRecord
 from ..jobs import cost as money
 
 

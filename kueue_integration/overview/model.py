@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
+from ..contract.record_types import AttemptRecord
 from ..contract.saveable import Saveable
 from ..jobs.queue_position import Position
 from ..planner import quota

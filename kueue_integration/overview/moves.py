@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from singularity_proxy.protocol.messages import Preemptor
-
+from ..contract.record_types import Preemptor
 from .model import Training
 
 LATELY_S = 86_400.0

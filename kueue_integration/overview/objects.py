@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
 from ..contract import attempt_records, job_names, kinds, saveable
+from ..contract.record_types import AttemptRecord
 from ..job import records
 from ..jobs import lost_time, phase, shortage
 from ..jobs.phase import Phase

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
+from ..contract.record_types import AttemptRecord
 from . import quota
 from .quota import Amounts
 

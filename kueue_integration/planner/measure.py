@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
+from ..contract.record_types import AttemptRecord
 from .job import Job
 
 UNKNOWN_S: Final = 60.0

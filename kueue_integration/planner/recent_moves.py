@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
+from ..contract.record_types import AttemptRecord
 from . import measure
 from .job import Job, JobKey
 from .model import ClusterSnapshot

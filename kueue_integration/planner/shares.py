@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
+from ..contract.record_types import AttemptRecord
 from . import measure
 
 YOUNG_S: Final = 60.0

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from singularity_proxy.protocol.decode import Count, Within
-from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol.messages import to_json
 
 from ..contract import annotation_values, attempt_records, job_names
 from ..contract.annotation_values import readable
+from ..contract.record_types import AttemptRecord, JobRequest, RequestStatus
 from ..kube.resources import annotation
 from ..spec import save_interval
 from ..spec.save_interval import SaveInterval

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.protocol.decode import Unreadable
-from singularity_proxy.protocol.messages import NodeRequirement, Placement
 
 from ..contract import annotation_values, job_names
+from ..contract.record_types import NodeRequirement, Placement
 from ..errors import Forbidden, PlatformError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, annotation, is_true, label

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.protocol.decode import Unreadable
-from singularity_proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from ..contract import attempt_records, job_names
+from ..contract.record_types import AttemptRecord, RequestStatus
 from ..kube.resources import annotation, pod_spec
 
 

@@ -12,16 +12,11 @@ from typing import Any
 
 from singularity_proxy.protocol import page
 from singularity_proxy.protocol.decode import Unreadable
-from singularity_proxy.protocol.messages import (
-    CheckpointRef,
-    JobRequest,
-    RequestOp,
-    RequestStatus,
-    to_json,
-)
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 from ..contract import annotation_values, attempt_records, branches, job_names, kinds
 from ..contract.annotation_values import readable
+from ..contract.record_types import JobRequest, RequestOp, RequestStatus
 from ..kube.resources import annotation, is_true, label
 from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from . import placement

@@ -13,9 +13,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from singularity_proxy.protocol.messages import JobRequest, RequestOp
-
 from ..contract import kinds
+from ..contract.record_types import JobRequest, RequestOp
 from ..errors import JobNotFoundError, KubeError, RequestRefusedError, RequestTimeoutError, SpecError
 from ..kube import conflicts
 from ..kube.api import Kube

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.jobs.status import JobStatus, describe
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, POD
-from singularity_proxy.protocol.messages import AttemptRecord
 
 from .errors import StoryError, StoryTimeoutError
 from .model import Sample, Saved

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from singularity_proxy.protocol.messages import AttemptRecord
+from kueue_integration.contract.record_types import AttemptRecord
 
 from .compare import Comparison
 

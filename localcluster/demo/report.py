@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from singularity_proxy.protocol.messages import AttemptRecord
+from kueue_integration.contract.record_types import AttemptRecord
 
 from .model import Expectation, Machines, Outcome, Saved, StoryRecord, TaskSample
 

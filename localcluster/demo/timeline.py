@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.picture import opening
-from singularity_proxy.protocol.messages import AttemptRecord
 
 from .model import StoryRecord
 

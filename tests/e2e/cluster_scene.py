@@ -18,11 +18,12 @@ from overview_scene import cluster_queue, cohort, local_queue, planner_event, re
 
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord, Preemptor
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, Object
 from kueue_integration.spec.platform_config import PlatformConfig, to_json
-from singularity_proxy.protocol.messages import AttemptRecord, Gpus, Preemptor
+from singularity_proxy.protocol.messages import Gpus
 
 TEAM_A = ("segmentation", "speech", "ranking", "translation", "search", "ocr")
 TEAM_B = ("robot_arm", "grasping")

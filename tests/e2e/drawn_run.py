@@ -22,8 +22,9 @@ from airflow_provider.identity import Claim, TaskKey, Try
 from airflow_provider.lineage import document
 from airflow_provider.memory import PAST_KEY, STORE_KEY
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.jobs.status import summarise
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 
 NAMESPACE = "default"
 

@@ -64,7 +64,7 @@ lifecycle.submit(kube, TrainSpec(**json.load(sys.stdin)), platform_config.load(k
 """
 
 
-# Appended to the protocol's messages.py: each message and record of these has one field more, which is written.
+# Appended to a module: each message and record of these has one field more, which is written.
 _GROWN = """
 
 def _grown(base):
@@ -75,9 +75,15 @@ def _grown(base):
     return dataclass(frozen=True)(type(base.__name__, (base,), more))
 
 
-for _name in ("AttemptRecord", "CheckpointRef", "Command", "HelloReply", "Hello", "CommitRequest", "RequestStatus"):
+for _name in {names!r}:
     globals()[_name] = _grown(globals()[_name])
 """
+_GROW = {
+    "proxy/singularity_proxy/protocol/messages.py": (
+        "CheckpointRef", "Command", "HelloReply", "Hello", "CommitRequest",
+    ),
+    "kueue_integration/contract/record_types.py": ("AttemptRecord", "RequestStatus"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,8 +166,9 @@ def after(stage: Stage, say: Callable[[str], None]) -> Release:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
-    with (folder / "proxy/singularity_proxy/protocol/messages.py").open("a") as messages:
-        messages.write(_GROWN)
+    for module, grown in _GROW.items():
+        with (folder / module).open("a") as source:
+            source.write(_GROWN.replace("{names!r}", repr(grown)))
     records = folder / "kueue_integration/contract/attempt_records.py"
     text = records.read_text()
     assert text.count(f"\nSCHEMA = {attempt_records.SCHEMA}\n") == 1

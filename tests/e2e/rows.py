@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.errors import AlreadyExists, Conflict, NotFound
 from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import JobStatus, describe
@@ -45,7 +46,6 @@ from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from singularity_proxy.protocol.messages import AttemptRecord
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_exact.py"
 TIMEOUT_S = 600.0

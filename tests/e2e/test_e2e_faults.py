@@ -16,12 +16,12 @@ from faults import TIMEOUT_S, Faults
 from rows import Rows, Training
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.errors import Conflict, NotFound
 from kueue_integration.kube.resources import ADMISSION_POLICY_BINDING, JOB, LEASE, annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600), pytest.mark.full]
 LEASE_S = 10

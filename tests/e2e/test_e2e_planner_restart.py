@@ -8,10 +8,10 @@ from faults import Faults
 from planning import LIMITS, SOON, told
 from rows import CPU, TIMEOUT_S, Rows, Training, places
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.requests import placement
 from kueue_integration.requests.user_requests import CHANGE, CHECKPOINT, Exchange, asked, exchange
 from localcluster.demo.wait import wait_for
-from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 NAMESPACE = "planner-restart"

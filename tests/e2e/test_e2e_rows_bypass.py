@@ -9,10 +9,10 @@ from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, NODE, POD, SERVICE, WORKLOAD, Object
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 TAINT = "cloud.example.com/reclaimed"

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from rows import CPU, TIMEOUT_S, Rows, Training
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, NODE, POD, condition, is_true
 from kueue_integration.spec.validation import MAX_EXECUTION_LABEL
 from localcluster import cluster
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from singularity_proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord, Preemptor
 from kueue_integration.controller import decide as decide_module
 from kueue_integration.controller.actions import Decision
 from kueue_integration.controller.hold import Settings
@@ -16,7 +17,7 @@ from kueue_integration.controller.snapshot import Snapshot, Surroundings, Worklo
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL
 from singularity_proxy.protocol import decode
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Preemptor, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 T0 = 1_800_000_000.0
 NS = "team"

@@ -14,9 +14,10 @@ import controller_scene as scene
 from controller_scene import T0
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller.actions import Decision
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 NOW = T0 + 100
 

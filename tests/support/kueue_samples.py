@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, KUEUE_VERSION
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 PLATFORM = PlatformConfig(
     agent_image="example/agent:1",

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller.planning.report import event, sentence
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL, Object
 from kueue_integration.planner.arbiter import Ruling
 from kueue_integration.planner.proposals import Action, Proposal
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 NOW = 10_000.0

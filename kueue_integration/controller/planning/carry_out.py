@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import JobRequest
-
 from ...contract import kinds, saveable
+from ...contract.record_types import JobRequest
 from ...drain import departure
 from ...drain.look import look as drain_look
 from ...errors import RequestRefusedError

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
-
 from ...contract import attempt_records, job_names, kinds, leaves, saveable
+from ...contract.record_types import AttemptRecord, JobRequest, RequestStatus
 from ...drain import nodes as drained
 from ...kube import quantities, server_time
 from ...kube.resources import Object, condition, is_true, label

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from singularity_proxy.protocol.messages import JobRequest, Placement
-
+from ...contract.record_types import JobRequest, Placement
 from ...drain import departure
 from ...errors import RequestRefusedError, SpecError
 from ...kube.api import Kube

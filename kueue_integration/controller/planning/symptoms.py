@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from singularity_proxy.protocol import exit_codes
-from singularity_proxy.protocol.messages import AttemptRecord, LastWords, PodGpus
+from singularity_proxy.protocol.messages import LastWords, PodGpus
 
 from ...contract import attempt_records, kinds
+from ...contract.record_types import AttemptRecord
 from ...jobs import gpu_words
 from ...kube import server_time
 from ...kube.resources import Object

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from singularity_proxy.protocol import decode, gpus, manifest, names, page
 from singularity_proxy.protocol.messages import (
     RESULT_BYTES,
-    AttemptRecord,
     CheckpointFailure,
     CheckpointRef,
     Command,
@@ -33,6 +32,7 @@ from singularity_proxy.protocol.messages import (
 from ...contract import attempt_phases, branches, job_names, leaves, saveable
 from ...contract.attempt_records import progress as shown_progress
 from ...contract.attempt_records import stored_last
+from ...contract.record_types import AttemptRecord
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests

@@ -13,8 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from singularity_proxy.protocol.messages import Preemptor
-
+from ...contract.record_types import Preemptor
 from ...kube.resources import Object
 from ..machines import MachinesOf, unknown
 from .job import Job

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, RequestStatus
+from singularity_proxy.protocol.messages import CheckpointRef
 
 from ...contract import attempt_records, branches, job_names, leaves
 from ...contract.annotation_values import message, moment, readable, whole
+from ...contract.record_types import AttemptRecord, JobRequest, RequestStatus
 from ...kube.resources import Object, annotation
 from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ...requests import periodic_checkpoints, placement, user_requests

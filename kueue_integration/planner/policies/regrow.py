@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from singularity_proxy.protocol.messages import AttemptRecord
-
+from ...contract.record_types import AttemptRecord
 from .. import free as quotas
 from .. import measure, quota
 from ..free import Room

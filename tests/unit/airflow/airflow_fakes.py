@@ -10,9 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, WORKLOAD, Kind
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 CONN_ID = "fake_cluster"
 NAMESPACE = "team-a"

@@ -16,10 +16,11 @@ from airflow_provider.exceptions import SingularityProviderError
 from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
 from airflow_provider.sensors import SingularityCheckpointSensor, look, moment
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord, Skipped
 from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from singularity_proxy.protocol.messages import AttemptRecord, Skipped, to_json
+from singularity_proxy.protocol.messages import to_json
 
 KEY = TaskKey("dag", "run", "train")
 

@@ -26,11 +26,11 @@ from airflow_provider.plugin import SingularityPlugin, cluster_api, cluster_look
 from airflow_provider.plugin.app import app
 from airflow_provider.plugin.cluster_looks import Looks
 from airflow_provider.plugin.static_files import STATIC
+from kueue_integration.contract.record_types import Preemptor
 from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, KINDS, WORKLOAD, Object
-from singularity_proxy.protocol.messages import Preemptor
 
 GPU = ("a100", "nvidia.com/gpu")
 NEEDS = "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu in flavor a100, 2 more needed"

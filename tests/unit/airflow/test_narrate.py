@@ -11,9 +11,10 @@ from airflow_fakes import ADMITTED, WAITING, make_attempt, make_job, make_worklo
 
 from airflow_provider.lineage import MAX_BYTES, document, headline
 from airflow_provider.narrate import narrate, progress
+from kueue_integration.contract.record_types import AttemptRecord, Skipped
 from kueue_integration.contract.saveable import By, Saveable
 from kueue_integration.jobs.status import JobStatus, summarise
-from singularity_proxy.protocol.messages import AttemptRecord, Skipped, Verdict
+from singularity_proxy.protocol.messages import Verdict
 
 
 def status(*attempts: AttemptRecord, waiting: bool = False, **job: Any) -> JobStatus:

@@ -19,8 +19,9 @@ from airflow_provider import openlineage, reporting
 from airflow_provider.lineage import document
 from airflow_provider.openlineage import Parent, attempt_events, checkpoint_datasets, split_url, training_facet
 from airflow_provider.operators import SingularityTrainOperator
+from kueue_integration.contract.record_types import Preemptor, Skipped
 from kueue_integration.jobs.status import summarise
-from singularity_proxy.protocol.messages import CheckpointRef, Preemptor, Skipped
+from singularity_proxy.protocol.messages import CheckpointRef
 
 SPEC = Path(__file__).parent / "openlineage_spec"
 OURS = Path(airflow_provider.__file__).parent / "openlineage_facets.json"

@@ -25,12 +25,13 @@ from airflow_provider.plugin.static_files import STATIC
 from kueue_integration.cli import trace_svg
 from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.jobs import move_trace
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
 from singularity_proxy.protocol import decode
 from singularity_proxy.protocol.decode import Unreadable
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 KEY = TaskKey("dag", "run", "train", -1)

@@ -22,13 +22,14 @@ from airflow_provider.plugin import actions, app, connection
 from airflow_provider.plugin.live_looks import LiveLooks
 from kueue_integration.contract import branches, job_names
 from kueue_integration.contract.branches import Rewind
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.errors import StoreSaidNo
 from kueue_integration.jobs import time_travel
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, KUEUE_GROUP, KUEUE_VERSION
 from kueue_integration.requests import user_requests
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, Origin, to_json
 
 KEY = TaskKey("dag", "run", "train", -1)
 STORE = "file:///store"

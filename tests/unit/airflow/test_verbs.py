@@ -7,10 +7,10 @@ import pytest
 from airflow_provider import cluster
 from airflow_provider.verbs import JobVerbs
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import RequestStatus
 from kueue_integration.errors import JobNotFoundError, RequestRefusedError
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.requests import user_requests
-from singularity_proxy.protocol.messages import RequestStatus
 
 JOB = {
     "apiVersion": "batch/v1",

@@ -11,8 +11,9 @@ from benchmarks import __main__ as cli
 from benchmarks import catalogue, compare, machine, model, move_small, scale, stats, table
 from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.jobs.status import summarise
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 

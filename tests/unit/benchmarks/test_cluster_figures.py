@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import catalogue, loader_move, state_resize
 from benchmarks.programs import train_resized_source
+from kueue_integration.contract.record_types import AttemptRecord
 from localcluster.demo.samples import Given
-from singularity_proxy.protocol.messages import AttemptRecord
 
 
 def attempt(number, pods, admitted, first_step_at, **more):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kueue_integration.contract.record_types import AttemptRecord
 from localcluster.demo import report
 from localcluster.demo.compare import Comparison
 from localcluster.demo.model import Expectation, Outcome, Saved, StoryRecord, TaskSample
-from singularity_proxy.protocol.messages import AttemptRecord
 
 EXPECT = Expectation(
     steps=900, ranks=4, workers=4, min_workers=2, flavor="ondemand", other_flavor="spot", intruder="urgent"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.spec.validate import validate
 from localcluster import cli
 from localcluster.demo import main, report, state
 from localcluster.demo.compare import Comparison
 from localcluster.demo.model import Machines, Outcome, Saved, StoryRecord
-from singularity_proxy.protocol.messages import AttemptRecord
 
 EXPECT = state.expectation(700)
 SAME = Comparison(700, 1, ())

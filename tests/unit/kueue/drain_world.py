@@ -9,13 +9,14 @@ import kueue_samples as samples
 from test_verbs_ask import flavor, node, queue
 
 from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract.record_types import RequestStatus
 from kueue_integration.drain.run import Drain
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, POD, WORKLOAD, Object
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import RequestStatus, to_json
+from singularity_proxy.protocol.messages import to_json
 
 ADMITTED = (("QuotaReserved", "True"), ("Admitted", "True"))
 

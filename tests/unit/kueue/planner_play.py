@@ -14,12 +14,12 @@ from statistics import fmean
 import planner_scene as scene
 from planner_scene import GPU, NOW
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Limits, Ruling, Terms
 from kueue_integration.planner.job import BY, Given, Job, Request, Workload
 from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.policies import Policy
-from singularity_proxy.protocol.messages import AttemptRecord
 
 SAVE_S, RESTORE_S, TICK_S, LOOK_S = 10.0, 20.0, 5.0, 30.0
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.planner import model, quota
 from kueue_integration.planner.job import BY, Given, Job, Request, Workload
 from kueue_integration.planner.model import ClusterSnapshot, Queue
-from singularity_proxy.protocol.messages import AttemptRecord
 
 NOW = 1_800_000_000.0
 GPU = "nvidia.com/gpu"

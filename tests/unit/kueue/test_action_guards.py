@@ -10,6 +10,7 @@ from controller_scene import CHECK, NS
 from job_builder import a_job
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import RequestStatus
 from kueue_integration.controller import actions, apply, fence, look
 from kueue_integration.controller.actions import BOTH, Action, Decision, Guard
 from kueue_integration.controller.cache import World
@@ -19,7 +20,6 @@ from kueue_integration.controller.overdue import Overdue
 from kueue_integration.errors import Conflict
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, WORKLOAD, Object
-from singularity_proxy.protocol.messages import RequestStatus
 
 NOTE = {"x": "y"}
 STATUS = RequestStatus("r", "pause", "running", "", 0.0, 1)

@@ -9,6 +9,7 @@ import pytest
 from kueue_samples import attempt, cluster, job, workload
 
 from kueue_integration.contract import attempt_records
+from kueue_integration.contract.record_types import Preemptor
 from kueue_integration.controller import preemptor
 from kueue_integration.controller.attempt_history import stored
 from kueue_integration.controller.snapshot import Preemption, Snapshot, Surroundings
@@ -18,7 +19,6 @@ from kueue_integration.jobs.phase import Phase, classify, evictions
 from kueue_integration.jobs.queue_position import Position
 from kueue_integration.jobs.shortage import Shortage
 from kueue_integration.jobs.status import describe, summarise
-from singularity_proxy.protocol.messages import Preemptor
 
 UNUSED = (
     "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor ondemand, 500m more needed, "

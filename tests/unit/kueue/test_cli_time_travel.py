@@ -16,6 +16,7 @@ from kueue_samples import PLATFORM, attempt, cluster, spec
 from kueue_integration import cli
 from kueue_integration.cli import checkpoints, submit
 from kueue_integration.contract import branches, job_names
+from kueue_integration.contract.record_types import JobRequest
 from kueue_integration.errors import ConflictError, RequestRefusedError, SpecError
 from kueue_integration.jobs import lifecycle, time_travel
 from kueue_integration.kube.fake import FakeKube
@@ -25,7 +26,7 @@ from kueue_integration.spec import platform_config
 from kueue_integration.spec.platform_config import PlatformConfig
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.manifest import Manifest, Requirements
-from singularity_proxy.protocol.messages import CheckpointRef, JobRequest, Origin, from_json, to_json
+from singularity_proxy.protocol.messages import CheckpointRef, Origin, from_json, to_json
 from singularity_proxy.store import Store, admin
 
 NS = "default"

@@ -10,6 +10,7 @@ import pytest
 from controller_scene import CHECK, NS
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
@@ -31,7 +32,7 @@ from kueue_integration.kube.resources import (
 )
 from kueue_integration.planner import priority, quota
 from singularity_proxy.protocol import decode
-from singularity_proxy.protocol.messages import AttemptRecord, CommitRequest, to_json
+from singularity_proxy.protocol.messages import CommitRequest, to_json
 
 TASK = Task("job", NS, "train")
 FENCE = {

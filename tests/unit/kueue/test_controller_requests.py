@@ -9,6 +9,7 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.contract import job_names, leaves
+from kueue_integration.contract.record_types import JobRequest, NodeRequirement, Placement, RequestStatus
 from kueue_integration.controller import leave, request_status, reshape
 from kueue_integration.controller.actions import (
     AnswerReady,
@@ -26,14 +27,7 @@ from kueue_integration.kube.resources import merge_patch
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import placement, user_requests
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import (
-    JobRequest,
-    NodeRequirement,
-    Placement,
-    RequestStatus,
-    from_json,
-    to_json,
-)
+from singularity_proxy.protocol.messages import from_json, to_json
 
 NOW = T0 + 100
 SPOT = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.jobs import loss_curve, status
-from singularity_proxy.protocol.messages import AttemptRecord, Reading
+from singularity_proxy.protocol.messages import Reading
 
 
 def job(**annotations: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from overview_scene import NOW, cluster_queue, local_queue, record, training, wo
 from kueue_integration import cli
 from kueue_integration.cli import report as command
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller import device_time
 from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
@@ -31,7 +32,6 @@ from kueue_integration.planner.policies import sla_tiers
 from kueue_integration.planner.settings import SlaTiers
 from kueue_integration.planner.shares import YOUNG_S, service
 from kueue_integration.spec.platform_config import PlatformConfig, to_json
-from singularity_proxy.protocol.messages import AttemptRecord
 
 CPU = ("ondemand", "cpu")
 TIERS = {"high": 0.9, "low": 0.5}

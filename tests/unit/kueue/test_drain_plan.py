@@ -10,12 +10,12 @@ import pytest
 from drain_world import ADMITTED, pod
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.drain import plan
 from kueue_integration.drain.look import Look, Refusal, look, steps_lost
 from kueue_integration.drain.plan import Ask, Move, Stage
 from kueue_integration.jobs.status import summarise
 from kueue_integration.requests.verbs import Result
-from singularity_proxy.protocol.messages import AttemptRecord
 
 KEY = ("default", "digits")
 TURN = Move(KEY, Stage.TURN, since=0.0, attempt=1)

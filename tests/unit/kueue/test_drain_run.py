@@ -9,12 +9,12 @@ from drain_world import World, pod
 from test_verbs_ask import node
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import Placement, RequestStatus
 from kueue_integration.drain import departure
 from kueue_integration.drain.plan import Stage
 from kueue_integration.errors import Forbidden, PlatformError, Unreachable
 from kueue_integration.kube.resources import JOB, JOBSET, NODE, POD, RESOURCE_FLAVOR, WORKLOAD
 from kueue_integration.requests import user_requests, verbs
-from singularity_proxy.protocol.messages import Placement, RequestStatus
 
 KEY = ("default", "digits")
 

@@ -13,21 +13,14 @@ from hypothesis import strategies as st
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, branches, job_names
+from kueue_integration.contract.record_types import JobRequest
 from kueue_integration.controller import attempt_history, decide, rewind
 from kueue_integration.controller.actions import AnswerReady, RecordHistory, RequestReadmission
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job
 from kueue_integration.jobs.status import newest_usable, steps_lost, summarise
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import (
-    RESTORES,
-    CheckpointRef,
-    CommitRequest,
-    Damage,
-    DamageReport,
-    JobRequest,
-    Progress,
-)
+from singularity_proxy.protocol.messages import RESTORES, CheckpointRef, CommitRequest, Damage, DamageReport, Progress
 
 WHY = "rank 0: CRIU restore ended with 1: no such file"
 ALWAYS = 100

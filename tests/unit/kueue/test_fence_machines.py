@@ -10,6 +10,7 @@ from api_server import ApiServer
 from controller_scene import T0
 
 from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract.record_types import NodeRequirement, Placement
 from kueue_integration.controller import reshape
 from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
 from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
@@ -24,15 +25,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
 from kueue_integration.requests import placement
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import (
-    CommitRequest,
-    FailedRestore,
-    Needs,
-    NodeRequirement,
-    Placement,
-    from_json,
-    to_json,
-)
+from singularity_proxy.protocol.messages import CommitRequest, FailedRestore, Needs, from_json, to_json
 
 NOW = T0 + 41
 AMD = Needs("amd64", ["AVX2", "AVX512F"])

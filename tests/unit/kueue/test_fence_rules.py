@@ -10,10 +10,11 @@ import pytest
 from controller_scene import T0, at
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.controller.actions import BOTH, AnswerReady, Guard, RequestReadmission, Wait, Withdraw
 from kueue_integration.controller.hold import Settings
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol.messages import to_json
 
 NOW = T0 + 12
 

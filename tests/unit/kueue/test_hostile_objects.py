@@ -19,6 +19,7 @@ from kueue_integration.cli import tables, trace_svg, trace_text
 from kueue_integration.contract import attempt_phases, attempt_records, job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.contract.leaves import Leave, Shape
+from kueue_integration.contract.record_types import JobRequest, NodeRequirement, Placement, RequestStatus
 from kueue_integration.contract.saveable import Saveable
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.errors import BadAnnotationError, RefusedError
@@ -35,18 +36,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import periodic_checkpoints, save_time_estimate, user_requests
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import (
-    CheckpointFailure,
-    CommitRequest,
-    Hello,
-    JobRequest,
-    NodeRequirement,
-    Placement,
-    Progress,
-    Reading,
-    RequestStatus,
-    to_json,
-)
+from singularity_proxy.protocol.messages import CheckpointFailure, CommitRequest, Hello, Progress, Reading, to_json
 from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 PLACEMENT = Placement(["spot"], ["n1"], [[NodeRequirement("kubernetes.io/hostname", "NotIn", ["n1"])]])

@@ -17,6 +17,7 @@ from kueue_integration.adoption.patch import adopted
 from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli.tables import WIDTH
 from kueue_integration.contract import job_names, kinds
+from kueue_integration.contract.record_types import Placement
 from kueue_integration.controller import apply, reshape, views
 from kueue_integration.controller.actions import GiveUp
 from kueue_integration.controller.metrics import Metrics
@@ -27,7 +28,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOBSET, TRAINJOB, Object, annotation, label
 from kueue_integration.requests import user_requests, verbs
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import Placement, to_json
+from singularity_proxy.protocol.messages import to_json
 
 KEYS = ["mine", "mine.jobset", "mine.trainjob"]
 LONG = "a-name-of-the-greatest-length-that-is-allowed-here"
@@ -304,7 +305,7 @@ def test_a_placement_steers_kueue_and_leaves_the_pods_of_other_kinds_alone() -> 
 
 
 def test_leaving_a_node_is_refused_where_affinity_cannot_be_changed() -> None:
-    from singularity_proxy.protocol.messages import JobRequest
+    from kueue_integration.contract.record_types import JobRequest
 
     where = Placement(flavors=[], avoid_nodes=["node-1"], terms=[])
     text = json.loads(to_json(where))

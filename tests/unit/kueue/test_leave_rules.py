@@ -13,6 +13,7 @@ from controller_scene import CHECK, NS, T0
 
 from kueue_integration.contract import job_names, leaves, saveable
 from kueue_integration.contract.leaves import Leave
+from kueue_integration.contract.record_types import JobRequest, NodeRequirement, Placement, RequestStatus
 from kueue_integration.controller import apply, leave, reshape
 from kueue_integration.controller.actions import (
     Action,
@@ -36,16 +37,7 @@ from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.job import BY, Request
 from kueue_integration.planner.proposals import ACTIONS, Proposal, moves
 from kueue_integration.requests import placement, user_requests
-from singularity_proxy.protocol.messages import (
-    CheckpointFailure,
-    Command,
-    CommitRequest,
-    JobRequest,
-    NodeRequirement,
-    Placement,
-    RequestStatus,
-    from_json,
-)
+from singularity_proxy.protocol.messages import CheckpointFailure, Command, CommitRequest, from_json
 
 NOW = T0 + 100
 BUDGET_S = 30.0

@@ -10,13 +10,14 @@ from controller_scene import T0
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller.measure import Meter, facts
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.jobs import lost_time
 from kueue_integration.jobs.status import summarise
 from kueue_integration.overview import goodput
 from kueue_integration.overview.objects import training
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 
 
 def ran(attempt: int, begin: float, end: float, **fields: object) -> AttemptRecord:

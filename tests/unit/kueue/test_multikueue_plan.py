@@ -11,6 +11,7 @@ from controller_scene import CHECK, T0, at, condition, pod
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract.record_types import AttemptRecord, JobRequest
 from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.machines import FlavorMachines
 from kueue_integration.controller.reshape import LONGEST_BACK_S
@@ -19,7 +20,7 @@ from kueue_integration.multikueue import plan
 from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site
 from kueue_integration.requests import user_requests
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import AttemptRecord, JobRequest, Needs, to_json
+from singularity_proxy.protocol.messages import Needs, to_json
 
 NAME = "job-train-1"
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from overview_scene import record
 
+from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.overview.goodput import Goodput, of_history
-from singularity_proxy.protocol.messages import AttemptRecord, Gpus
+from singularity_proxy.protocol.messages import Gpus
 
 # 0 s admitted, 10 s runs, 20 s first step; barrier at 100, committed at 130, released at 150: steps 0 to 79 in 80 s.
 SAVED = record(

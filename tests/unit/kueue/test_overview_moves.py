@@ -6,13 +6,13 @@ import json
 
 from overview_scene import NOW, cluster_queue, local_queue, record, training, workload
 
+from kueue_integration.contract.record_types import AttemptRecord, Preemptor
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.overview import moves
 from kueue_integration.overview.look import look
 from kueue_integration.overview.model import Training
 from kueue_integration.overview.plain import as_json
 from kueue_integration.overview.report import overview
-from singularity_proxy.protocol.messages import AttemptRecord, Preemptor
 
 URGENT = Preemptor("job-urgent", "team-b", "Job", "urgent", "training", 1000)
 GONE = record(1, pods=4, evicted_at=NOW - 50, ended_by="Preempted", preempted_by="job-urgent", preemptor=URGENT,

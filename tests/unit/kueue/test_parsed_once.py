@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from kueue_integration.contract import annotation_values, attempt_records, job_names
+from kueue_integration.contract.record_types import AttemptRecord
 from singularity_proxy.protocol import decode
-from singularity_proxy.protocol.messages import AttemptRecord, to_json
+from singularity_proxy.protocol.messages import to_json
 
 
 @pytest.fixture

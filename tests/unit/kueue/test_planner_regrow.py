@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kueue_integration.contract import job_names, leaves
+from kueue_integration.contract.record_types import AttemptRecord, JobRequest, NodeRequirement, Placement, RequestStatus
 from kueue_integration.controller import leave
 from kueue_integration.controller.actions import RequestReadmission
 from kueue_integration.controller.planning import carry_out
@@ -26,15 +27,7 @@ from kueue_integration.planner import measure, model
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.policies import regrow
 from kueue_integration.planner.settings import MoveLimits, PlannerSettings
-from singularity_proxy.protocol.messages import (
-    AttemptRecord,
-    JobRequest,
-    NodeRequirement,
-    Placement,
-    RequestStatus,
-    from_json,
-    to_json,
-)
+from singularity_proxy.protocol.messages import from_json, to_json
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
 

@@ -13,6 +13,7 @@ from controller_scene import NS, T0
 from test_verbs_ask import flavor, node, queue
 
 from kueue_integration.contract import attempt_records, job_names, saveable
+from kueue_integration.contract.record_types import JobRequest, Placement, RequestStatus
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
@@ -28,7 +29,7 @@ from kueue_integration.planner import priority
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Cordon, Introspection, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
-from singularity_proxy.protocol.messages import JobRequest, Placement, RequestStatus, to_json
+from singularity_proxy.protocol.messages import to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 KEY = (NS, "train")

@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.controller.actions import AskCheckpoint, RecordHistory
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
@@ -20,7 +21,7 @@ from kueue_integration.requests.periodic_checkpoints import LONGEST_S, SHORTEST_
 from kueue_integration.spec import save_interval
 from kueue_integration.spec.save_interval import SaveInterval
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import JobRequest, RequestStatus, to_json
+from singularity_proxy.protocol.messages import to_json
 
 FIRST = T0 + 20
 

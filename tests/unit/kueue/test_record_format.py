@@ -17,6 +17,15 @@ from job_builder import a_job
 
 from kueue_integration.contract import attempt_records, branches, job_names, leaves
 from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.contract.record_types import (
+    AttemptRecord,
+    JobRequest,
+    NodeRequirement,
+    Placement,
+    Preemptor,
+    RequestStatus,
+    Skipped,
+)
 from kueue_integration.controller import apply, attempt_history
 from kueue_integration.controller.actions import Repair
 from kueue_integration.controller.errors import BadAnnotationError
@@ -24,19 +33,12 @@ from kueue_integration.controller.snapshot import Job, required
 from singularity_proxy.protocol import decode, gpus, names
 from singularity_proxy.protocol.decode import Record, Unreadable
 from singularity_proxy.protocol.messages import (
-    AttemptRecord,
     CheckpointRef,
     FailedRestore,
     GpuFault,
     Gpus,
     HelloReply,
-    JobRequest,
     Needs,
-    NodeRequirement,
-    Placement,
-    Preemptor,
-    RequestStatus,
-    Skipped,
     from_json,
     to_json,
 )

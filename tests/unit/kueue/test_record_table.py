@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kueue_integration.contract import attempt_records, job_names, leaves, saveable
+from kueue_integration.contract import attempt_records, job_names, leaves, record_types, saveable
 from kueue_integration.guard import ownership
 from kueue_integration.job import records
 from kueue_integration.requests import periodic_checkpoints
-from singularity_proxy.protocol import messages, names
+from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import Record
 
 GOLDEN = Path(__file__).parent / "golden" / "records.json"
@@ -28,7 +28,7 @@ ELSEWHERE = {
 """On Workloads, pods or the Lease."""
 WRITTEN_WHOLE: set[type[Any]] = {
     attempt_records.Roster, attempt_records.Lost, leaves.Shape, saveable.Saveable, periodic_checkpoints.Memory,
-    messages.NodeRequirement,
+    record_types.NodeRequirement,
 }  # fmt: skip
 """Made anew, not changed, by whoever writes it; or Kubernetes' own."""
 WRITERS = {"controller": ownership.CONTROLLER, "creator": ownership.CREATION, "user": ownership.USER}

@@ -10,6 +10,7 @@ from controller_scene import CHECK, NS, T0
 
 from kueue_integration.contract import attempt_records, branches, job_names
 from kueue_integration.contract.branches import Rewind
+from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.controller import attempt_history, rewind
 from kueue_integration.controller.actions import (
     AnswerReady,
@@ -31,9 +32,7 @@ from singularity_proxy.protocol.messages import (
     Damage,
     DamageReport,
     Hello,
-    JobRequest,
     Progress,
-    RequestStatus,
     from_json,
     to_json,
 )

@@ -13,6 +13,7 @@ from controller_scene import T0
 
 from kueue_integration.cli import tables, top_text
 from kueue_integration.contract import job_names, saveable
+from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.contract.saveable import Saveable
 from kueue_integration.controller import request_status
 from kueue_integration.controller.forever import Skips
@@ -27,15 +28,7 @@ from kueue_integration.overview.model import Cluster
 from kueue_integration.overview.objects import training
 from kueue_integration.overview.plain import as_json
 from kueue_integration.overview.report import overview
-from singularity_proxy.protocol.messages import (
-    CheckpointFailure,
-    CommitRequest,
-    JobRequest,
-    RequestStatus,
-    SaveCause,
-    TrialReport,
-    to_json,
-)
+from singularity_proxy.protocol.messages import CheckpointFailure, CommitRequest, SaveCause, TrialReport, to_json
 
 NOW = T0 + 50
 FAILED = CheckpointFailure(scene.NS, "train", 1, "saving failed: pod 0: rank 0: traced", goes_on=True, cause="program",

@@ -12,13 +12,13 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.contract import attempt_phases, job_names
+from kueue_integration.contract.record_types import AttemptRecord, JobRequest, RequestStatus
 from kueue_integration.controller import attempt_history
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.kube import server_time
 from singularity_proxy.protocol import decode, names, phases
 from singularity_proxy.protocol.messages import (
-    AttemptRecord,
     CheckpointFailure,
     CheckpointRef,
     CommitRequest,
@@ -26,9 +26,7 @@ from singularity_proxy.protocol.messages import (
     Gpus,
     Hello,
     HelloReply,
-    JobRequest,
     Progress,
-    RequestStatus,
     from_json,
     to_json,
 )

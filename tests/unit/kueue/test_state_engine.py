@@ -11,6 +11,7 @@ from controller_scene import T0
 from kueue_samples import PLATFORM, cluster, spec
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import JobRequest
 from kueue_integration.controller.actions import AnswerReady
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.sidecar_api.reports import RefusedError
@@ -24,7 +25,7 @@ from kueue_integration.requests import verbs
 from kueue_integration.spec import engine
 from kueue_integration.spec.validate import validate
 from singularity_proxy.protocol import names
-from singularity_proxy.protocol.messages import CommitRequest, JobRequest, from_json
+from singularity_proxy.protocol.messages import CommitRequest, from_json
 
 ELASTIC = {job_names.ANN_ENGINE: "state", job_names.ANN_RANKS_PER_WORKER: "2", job_names.ANN_WORLD_SIZE: "8"}
 

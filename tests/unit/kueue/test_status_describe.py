@@ -12,11 +12,12 @@ from kueue_samples import attempt, job, saved, workload
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
 from kueue_integration.jobs.status import describe, follow, steps_lost, summarise, timings, to_json
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from singularity_proxy.protocol.messages import GpuFault, Gpus, JobRequest, RequestStatus
+from singularity_proxy.protocol.messages import GpuFault, Gpus
 from singularity_proxy.protocol.messages import to_json as message_json
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")

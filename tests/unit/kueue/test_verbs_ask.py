@@ -8,6 +8,7 @@ import kueue_samples as samples
 import pytest
 
 from kueue_integration.contract import job_names
+from kueue_integration.contract.record_types import JobRequest, NodeRequirement, Placement, RequestStatus
 from kueue_integration.errors import (
     Conflict,
     Forbidden,
@@ -30,14 +31,7 @@ from kueue_integration.kube.resources import (
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests, verbs
 from kueue_integration.requests.placement import HOSTNAME
-from singularity_proxy.protocol.messages import (
-    JobRequest,
-    NodeRequirement,
-    Placement,
-    RequestStatus,
-    from_json,
-    to_json,
-)
+from singularity_proxy.protocol.messages import from_json, to_json
 
 KUEUE = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
 NOW = 1_800_000_000.0
