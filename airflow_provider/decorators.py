@@ -10,10 +10,10 @@ from typing import Any
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
+from kueue_integration.job.view import Job
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import JOB, annotation
+from kueue_integration.kube.resources import JOB
 from singularity_proxy.protocol import decode
 
 from . import compat, free_names, return_value, taskflow
@@ -83,11 +83,10 @@ class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOper
         if not self.do_xcom_push:
             return None
         job = kube.find(JOB, namespace, name)
-        text = annotation(job, job_names.ANN_RESULT)
         try:
-            if text is None:
+            if job is None or not Job.parse(job).has_result:
                 raise LookupError("it did not arrive on the Job")
-            found = decode.json_value(text)
+            found = Job.parse(job).result
             if isinstance(found, decode.Unreadable):
                 raise LookupError(f"it is {found.why}")
             value, notes = return_value.taken(found)

@@ -15,10 +15,11 @@ from typing import Any
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, Invalid, KubeError, NotFound
+from kueue_integration.job.pods import Pod
 from kueue_integration.jobs.phase import Phase
 from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.aio import AsyncKube
-from kueue_integration.kube.resources import POD, Object, annotation, selector
+from kueue_integration.kube.resources import POD, Object, selector
 
 from .informer import Subscription
 from .logplace import Place
@@ -193,7 +194,7 @@ class PodLog:
         """Name of the pod with index 0 of `attempt`, the youngest of several; "" while there is none."""
         query = selector({job_names.LABEL_JOB: self._job, INDEX_LABEL: "0"})
         pods, _ = await cluster.list(POD, self._view.informer.namespace, query)
-        own: list[Object] = [pod for pod in pods if annotation(pod, job_names.ANN_ATTEMPT) == str(attempt)]
+        own: list[Object] = [pod for pod in pods if Pod.parse(pod).attempt == attempt]
         own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         return str(own[-1]["metadata"]["name"]) if own else ""
 

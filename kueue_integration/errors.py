@@ -9,6 +9,7 @@
         RequestRefusedError
         RequestTimeoutError
         StoreSaidNo
+        BadAnnotationError
         KubeError
             Unreachable
             NotFound
@@ -71,6 +72,18 @@ class RequestTimeoutError(SingularityError, TimeoutError):
 
 class StoreSaidNo(SingularityError):
     """The checkpoint store answered a question with an error: something is not there, or damaged."""
+
+
+class BadAnnotationError(SingularityError):
+    """An annotation that somebody depends on cannot be read. Guessing could resume wrongly, so it does not."""
+
+    def __init__(self, name: str, value: str, problem: str, newer: bool = False) -> None:
+        shown = value if len(value) <= 80 else value[:77] + "..."
+        fix = "Repair it, or delete the Job"
+        if newer:
+            fix = "It need not be damaged: a newer release has written it: upgrade the controller"
+        super().__init__(f"annotation {name} of the Job is {shown!r}: {problem}. {fix}")
+        self.annotation = name
 
 
 # --- answers of the Kubernetes API --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.resources import Object
-from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM, failure_rules
+from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER
 from ..spec.platform_config import PlatformConfig
 from . import eligibility, patch, trainjob
@@ -110,8 +110,8 @@ def _configuration() -> str:
         job_names.ANN_WORLD_SIZE: "variables.ranks",
         job_names.ANN_STORE: "variables.store",
         job_names.ANN_WORKERS: "string(object.spec.parallelism)",
-        job_names.ANN_MIN_WORKERS: _given(MIN_PARALLELISM, "string(object.spec.parallelism)"),
-        COMPLETIONS_EQUAL_PARALLELISM: "'true'",
+        job_names.ANN_MIN_WORKERS: _given(job_names.MIN_PARALLELISM, "string(object.spec.parallelism)"),
+        job_names.COMPLETIONS_EQUAL_PARALLELISM: "'true'",
         job_names.ANN_HOLD: f"'{job_names.HOLD_ARMED}'",
     }
     text = "{" + ", ".join(f'"{k}": string({v})' for k, v in annotations.items()) + "}"

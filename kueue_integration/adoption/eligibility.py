@@ -14,8 +14,8 @@ from singularity_proxy.protocol import names, page
 
 from ..contract import job_names
 from ..guard import ownership
+from ..job.view import Job as View
 from ..kube.resources import annotation, label, pod_spec
-from ..manifests.job_manifests import MIN_PARALLELISM
 from ..spec import mount_paths, security_context
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import MAX_NAME, VOLUME_PREFIX
@@ -137,7 +137,7 @@ _WORDS = f"({_C}.?command.orValue([]) + {_C}.?args.orValue([]))"
 
 
 def _world(job: Job, _: PlatformConfig) -> Sequence[object]:
-    text = annotation(job, job_names.ANN_WORLD_SIZE)
+    text = View.parse(job).text(job_names.ANN_WORLD_SIZE)
     many = workers(job)
     if text is None or not _NUMBER.fullmatch(text):
         return []
@@ -186,7 +186,7 @@ def _name(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 
 def _store(job: Job, platform: PlatformConfig) -> Sequence[object]:
-    return [] if annotation(job, job_names.ANN_STORE) or platform.store else [""]
+    return [] if View.parse(job).store or platform.store else [""]
 
 
 def _at_least_one(job: Job, _: PlatformConfig) -> Sequence[object]:
@@ -329,7 +329,7 @@ RULES: Sequence[Rule] = (
         f" || int(object.metadata.annotations['{job_names.ANN_WORLD_SIZE}']) % object.spec.parallelism == 0",
     ),
     _numeric(
-        MIN_PARALLELISM, 1, lambda j, _: workers(j), "must be a whole number, 1 to spec.parallelism",
+        job_names.MIN_PARALLELISM, 1, lambda j, _: workers(j), "must be a whole number, 1 to spec.parallelism",
         "int($GIVEN) <= object.spec.parallelism",
     ),
     _numeric(

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..contract import job_names
 from ..contract.kinds import job_key
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
-from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ..spec.platform_config import PlatformConfig
 from .patch import adopted
 
@@ -37,7 +37,7 @@ def adopted_jobset(jobset: Mapping[str, Any], platform: PlatformConfig) -> Objec
     del made["spec"]["suspend"]
     template["spec"] = made["spec"]
     result["metadata"] = made["metadata"]
-    result["metadata"]["annotations"].pop(COMPLETIONS_EQUAL_PARALLELISM)
+    result["metadata"]["annotations"].pop(job_names.COMPLETIONS_EQUAL_PARALLELISM)
     result["spec"]["suspend"] = True
     return result
 
@@ -56,12 +56,12 @@ def _problems(jobset: Mapping[str, Any]) -> list[Problem]:
     elif jobs[0].get("replicas", 1) != 1:
         fix = "must be 1; use parallelism for the number of workers"
         found.append(("spec.replicatedJobs[0].replicas", jobs[0]["replicas"], fix))
-    if annotation(jobset, MIN_PARALLELISM) is not None:
+    if annotation(jobset, job_names.MIN_PARALLELISM) is not None:
         fix = "is for batch/v1 Jobs only: Kueue admits a JobSet with all of its pods or not at all; remove it"
         found.append(
             (
-                f"metadata.annotations[{MIN_PARALLELISM}]",
-                annotation(jobset, MIN_PARALLELISM),
+                f"metadata.annotations[{job_names.MIN_PARALLELISM}]",
+                annotation(jobset, job_names.MIN_PARALLELISM),
                 fix,
             )
         )

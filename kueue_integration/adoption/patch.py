@@ -11,7 +11,7 @@ from singularity_proxy.protocol import names
 from ..contract import job_names
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
-from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM, failure_rules
+from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER, pod_spec
 from ..spec import security_context
 from ..spec.platform_config import PlatformConfig
@@ -78,14 +78,13 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         job_names.ANN_WORLD_SIZE: str(workers),
         job_names.ANN_STORE: platform.store,
     }
-    given = meta.get("annotations") or {}
-    least = annotation(job, MIN_PARALLELISM)
+    given = {**defaults, **(meta.get("annotations") or {})}
+    least = annotation(job, job_names.MIN_PARALLELISM)
     meta["annotations"] = {
-        **defaults,
         **given,
         job_names.ANN_WORKERS: str(workers),
         job_names.ANN_MIN_WORKERS: str(workers) if least is None else least,
-        COMPLETIONS_EQUAL_PARALLELISM: "true",
+        job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
         job_names.ANN_HOLD: job_names.HOLD_ARMED,
     }
     spec["suspend"] = True
@@ -100,8 +99,8 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         pod.setdefault(flag, False)
     per_job = [
         {"name": names.ENV_JOB, "value": key},
-        {"name": names.ENV_WORLD_SIZE, "value": meta["annotations"][job_names.ANN_WORLD_SIZE]},
-        {"name": names.ENV_STORE, "value": meta["annotations"][job_names.ANN_STORE]},
+        {"name": names.ENV_WORLD_SIZE, "value": given[job_names.ANN_WORLD_SIZE]},
+        {"name": names.ENV_STORE, "value": given[job_names.ANN_STORE]},
         {"name": names.ENV_GRACE, "value": str(pod["terminationGracePeriodSeconds"])},
     ]
     installer, sidecar = ours["initContainers"]

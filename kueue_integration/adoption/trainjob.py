@@ -14,8 +14,9 @@ from typing import Any
 from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE, job_key
 from ..errors import SpecError
+from ..job.view import Job
 from ..kube.resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
-from ..manifests.job_manifests import BACKOFF_LIMIT, COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM, failure_rules
+from ..manifests.job_manifests import BACKOFF_LIMIT, failure_rules
 from ..manifests.pod import LAUNCHER
 from ..spec.platform_config import PlatformConfig
 from . import eligibility
@@ -79,7 +80,7 @@ def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> O
     except SpecError as error:
         raise SpecError([(_inside(field), value, fix) for field, value, fix in error.problems]) from None
     result["metadata"] = made["metadata"]
-    result["metadata"]["annotations"].pop(COMPLETIONS_EQUAL_PARALLELISM)
+    result["metadata"]["annotations"].pop(job_names.COMPLETIONS_EQUAL_PARALLELISM)
     pod = made["spec"]["template"]["spec"]
     (train,) = pod["containers"]
     theirs = parts(platform)["containers"][0]["env"]
@@ -106,7 +107,7 @@ def _as_job(trainjob: Object, ranks_each: int) -> Object:
     trainer = trainjob["spec"]["trainer"]
     workers = int(trainer.get("numNodes") or 1)
     meta: Object = json.loads(json.dumps(trainjob["metadata"]))
-    if ranks_each > 1 and annotation(trainjob, job_names.ANN_WORLD_SIZE) is None:
+    if ranks_each > 1 and Job.parse(trainjob).world_size is None:
         meta.setdefault("annotations", {})[job_names.ANN_WORLD_SIZE] = str(workers * ranks_each)
     container: Object = {"name": CONTAINER_NODE}
     container |= {k: trainer[k] for k in ("image", "command", "args", "env") if k in trainer}
@@ -169,12 +170,12 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
         value = trainer.get(name, 1)
         if not isinstance(value, int) or value < 1:
             found.append((f"spec.trainer.{name}", value, "must be a whole number, 1 or more"))
-    if annotation(trainjob, MIN_PARALLELISM) is not None:
+    if annotation(trainjob, job_names.MIN_PARALLELISM) is not None:
         fix = f"is for batch/v1 Jobs only: Kueue admits a {TRAINJOB.name} with all of its pods or not at all; remove it"
         found.append(
             (
-                f"metadata.annotations[{MIN_PARALLELISM}]",
-                annotation(trainjob, MIN_PARALLELISM),
+                f"metadata.annotations[{job_names.MIN_PARALLELISM}]",
+                annotation(trainjob, job_names.MIN_PARALLELISM),
                 fix,
             )
         )

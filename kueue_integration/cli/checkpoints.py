@@ -18,10 +18,12 @@ from singularity_proxy.protocol import names
 
 from ..contract import attempt_records, branches, job_names, kinds
 from ..errors import PlatformError, SpecError, StoreSaidNo
+from ..job.pods import Pod
+from ..job.view import Job
 from ..jobs import export as framework_files
 from ..jobs import store_pod
 from ..kube.api import Kube
-from ..kube.resources import POD, Object, annotation, selector
+from ..kube.resources import POD, Object, selector
 from ..spec import platform_config
 from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
@@ -323,7 +325,7 @@ class Asker:
         self._platform: platform_config.PlatformConfig | None = None
         saved = attempt_records.checkpoint(self._job)
         self._committed = {ref.id: ref for ref in (*attempt_records.checkpoints(self._job), saved) if ref is not None}
-        own = annotation(self._job, job_names.ANN_STORE) or (saved.url if saved else "")
+        own = (self._job and Job.parse(self._job).store) or (saved.url if saved else "")
         self.url = store or own or self._config().store
         if not self.url:
             raise SpecError(
@@ -430,7 +432,7 @@ def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:
     saved, attempts = attempt_records.checkpoint(job), attempt_records.history(job)
     found = {saved.id} if saved else set()
     found |= {attempts[-1].restored_from or ""} if attempts and attempts[-1].ended_by is None else set()
-    return (found | {annotation(pod, names.ANN_CHECKPOINT) or "" for pod in pods}) - {""}
+    return (found | {Pod.parse(pod).checkpoint for pod in pods}) - {""}
 
 
 def _echo(data: Any, output: str) -> None:

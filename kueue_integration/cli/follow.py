@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from ..contract import attempt_records, job_names, kinds
 from ..errors import Invalid, KubeError, NotFound
+from ..job.pods import Pod
 from ..jobs import status as library
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
@@ -67,7 +68,7 @@ class Follower:
         for pod in self._kube.list(POD, self._namespace, selector({job_names.LABEL_JOB: self._name})):
             if pod["metadata"]["uid"] in self._readers or not started(pod, self._container):
                 continue
-            self._read.add(attempt_records.integer(pod, job_names.ANN_ATTEMPT))
+            self._read.add(Pod.parse(pod).attempt or 0)
             how = (self._tail, self._since_s) if first else (None, None)
             thread = threading.Thread(target=self._reader, args=(pod["metadata"]["name"], *how), daemon=True)
             self._readers[pod["metadata"]["uid"]] = thread

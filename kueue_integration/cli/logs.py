@@ -9,9 +9,10 @@ import click
 
 from ..contract import attempt_records, job_names, kinds
 from ..errors import Invalid, NotFound, SpecError
+from ..job.pods import Pod
 from ..jobs import status as library
 from ..kube.api import Kube
-from ..kube.resources import POD, Object, annotation, selector
+from ..kube.resources import POD, Object, selector
 from .common import cluster_options, job_argument, open_cluster
 from .follow import Follower
 from .output import echo
@@ -111,7 +112,7 @@ def pods_of(kube: Kube, namespace: str, name: str) -> list[Object]:
 
 
 def _tell_gone(job: Object | None, pods: list[Object], say: Callable[[str], None]) -> None:
-    there = {annotation(pod, job_names.ANN_ATTEMPT) for pod in pods}
+    there = {Pod.parse(pod).attempt_word for pod in pods}
     gone = [str(a.attempt) for a in attempt_records.history(job) if a.ended_by and str(a.attempt) not in there]
     if gone:
         which = f"attempt {gone[0]}" if len(gone) == 1 else f"attempts {gone[0]}-{gone[-1]}"

@@ -7,11 +7,10 @@ import json
 
 import click
 
-from singularity_proxy.protocol.decode import Unreadable
-
-from ..contract import annotation_values, attempt_phases, job_names, kinds
-from ..contract.record_types import AttemptRecord
+from ..contract import attempt_phases, kinds
 from ..errors import JobNotFoundError, PlatformError, SpecError
+from ..job.unreadable import UnreadableAnnotation
+from ..job.view import Job
 from ..jobs import move_trace
 from ..jobs.move_trace import Move
 from ..kube.resources import Object
@@ -72,9 +71,9 @@ def trace(
 
 def choose(job: Object, name: str, attempt: int | None = None, every: bool = False) -> list[Move]:
     """The moves that are asked for, oldest first, at least one. Raises SpecError, PlatformError."""
-    history = annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord)
-    if isinstance(history, Unreadable):
-        raise PlatformError(f"annotation {job_names.ANN_HISTORY} of job {name} cannot be read: {history.why}")
+    history = Job.parse(job).history
+    if isinstance(history, UnreadableAnnotation):
+        raise PlatformError(f"annotation {history.name} of job {name} cannot be read: {history.why}")
     found = move_trace.moves(history, attempt_phases.of_job(job))
     if attempt is not None:
         known = [record.attempt for record in history]

@@ -206,3 +206,11 @@ class RequestStatus(Record):
     step: Count | None = None
     deadline: UnixTime | None = None
     """checkpoint: Unix seconds at which it is given up."""
+
+
+@dataclass(frozen=True)
+class CheckpointMemory:
+    """What was known when the last periodic checkpoint was asked for."""
+
+    cost_s: Annotated[float, Within(0, 1e9)] | None = None
+    failures: Count = 0

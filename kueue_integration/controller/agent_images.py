@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..contract import agent_images, job_names
+from ..job import states
 from ..kube.client import Kube
 from ..kube.resources import LEASE, Object
-from . import views
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class AgentImages:
             return  # a controller that was started by hand, without a chart
         found = self._kube.find(LEASE, self._namespace, job_names.TRUSTED_IMAGES_LEASE)
         before = agent_images.read(found or {"metadata": {}})
-        in_use = {agent_images.of_job(job) or "" for job in self._jobs() if views.finished(job) is None}
+        in_use = {agent_images.of_job(job) or "" for job in self._jobs() if states.finished(job) is None}
         after = kept(before, self._configured, in_use, self._now())
         told = {"annotations": agent_images.to_annotations(after)}
         name = job_names.TRUSTED_IMAGES_LEASE

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from ..contract import attempt_records, job_names, kinds, progress_objects
 from ..contract.record_types import Preemptor
+from ..job import states
 from ..kube.client import Kube
 from ..kube.resources import (
     CLUSTER_QUEUE,
@@ -24,7 +25,7 @@ from ..kube.resources import (
 )
 from ..planner import quota
 from ..requests import placement
-from . import preemptor, views
+from . import preemptor
 from .copies import Copies
 from .forever import Skips
 from .informer import Informer
@@ -42,7 +43,7 @@ def _ignore(obj: Object, deleted: bool) -> None:
 
 def _workload_index(workload: Object) -> Iterable[Hashable]:
     """Its Job (`workload_of`), its own UID and its Job's (`preemptor`)."""
-    yield str(workload["metadata"]["namespace"]), views.owner_job(workload)
+    yield str(workload["metadata"]["namespace"]), states.owner_job(workload)
     yield from {workload["metadata"].get("uid"), label(workload, KUEUE_JOB_UID_LABEL)} - {None}
 
 
@@ -51,7 +52,7 @@ def _worth_keeping(workload: Object) -> Object:
 
     Finished ones stay in a cluster until their owner goes.
     """
-    if views.has_our_pods(workload):
+    if states.has_our_pods(workload):
         return workload
     spec = dict(workload.get("spec") or {})
     podsets = spec.pop("podSets", None) or ()
@@ -145,7 +146,7 @@ class World(Copies):
         """The Job's Workload; the youngest when an old one is on its way out."""
         found = self.workloads.indexed((namespace, job))
         alive = [w for w in found if not w["metadata"].get("deletionTimestamp")]
-        return max(alive or found, key=views.created, default=None)
+        return max(alive or found, key=states.created, default=None)
 
     def pods_of(self, namespace: str, job: str) -> Sequence[Object]:
         return self.pods.indexed((namespace, job))
@@ -158,7 +159,7 @@ class World(Copies):
     def _pod_changed(self, pod: Object, deleted: bool) -> None:
         key, own = _pod_owner(pod), Pod.parse(pod).attempt_word
         job = self.job(key[0], key[1] or "")
-        if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
+        if deleted and states.phase(pod) != "Succeeded" and job is not None and not _resting(job):
             status = {**(pod.get("status") or {}), "phase": "Failed"}  # the rest of it says how it ended
             ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": status}
             with self._lost_lock:
@@ -209,4 +210,4 @@ def _name(obj: Object) -> str:
 
 
 def _resting(job: Object) -> bool:
-    return views.suspended(job) or views.finished(job) is not None or bool(job["metadata"].get("deletionTimestamp"))
+    return states.suspended(job) or states.finished(job) is not None or bool(job["metadata"].get("deletionTimestamp"))

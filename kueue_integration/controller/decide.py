@@ -9,6 +9,7 @@ from singularity_proxy.protocol.messages import RESTORES, CheckpointRef
 
 from ..contract import job_names
 from ..contract.record_types import AttemptRecord
+from ..errors import BadAnnotationError
 from ..requests import periodic_checkpoints
 from . import (
     attempt_history,
@@ -37,7 +38,6 @@ from .actions import (
     Revive,
     Wait,
 )
-from .errors import BadAnnotationError
 from .hold import Settings
 from .snapshot import Job, Pod, Snapshot, Workload, ends_of, of_attempt, ranks_ended, required
 

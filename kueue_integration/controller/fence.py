@@ -9,11 +9,12 @@ from singularity_proxy.protocol.messages import CheckpointRef
 
 from ..contract import job_names
 from ..contract.record_types import AttemptRecord, Skipped
+from ..errors import BadAnnotationError
+from ..job import states
 from ..kube import server_time
 from ..planner import quota
-from . import attempt_history, origins, views
+from . import attempt_history, origins
 from .actions import BOTH, Action, AnswerReady, Decision, Guard, Reject, RequestReadmission, Wait, Withdraw
-from .errors import BadAnnotationError
 from .snapshot import Job, Pod, Preemption, Snapshot, Workload, readable_or, required
 
 STUCK_S = 30.0
@@ -75,7 +76,7 @@ def withdrawal(job: Job, workload: Workload, check_name: str) -> Action | None:
         return None
     if workload.reservation is None:
         return Withdraw(message="managed since: answered when it has quota")
-    if views.our_template(job.raw) and not job.text(job_names.ANN_HISTORY) and workload.is_true("Admitted"):
+    if states.our_template(job.raw) and not job.text(job_names.ANN_HISTORY) and workload.is_true("Admitted"):
         # Kueue's scheduler reserved quota at the same moment and wrote the check with its old value.
         return RequestReadmission(message="admitted before it was managed: its pods have no attempt number")
     return None

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from ..contract import job_names
 from ..contract.record_types import AttemptRecord, Unsaved
+from ..errors import BadAnnotationError
 from ..kube import server_time
 from ..planner.settings import Mode, PlannerSettings
 from . import attempt_history
 from .actions import Decision, Guard, ReleaseHold, StartCheckpoint
-from .errors import BadAnnotationError
 from .snapshot import Job, Pod, Preemption, Snapshot, Workload, readable_or, required
 
 SKEW_S = 2.0

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..contract import kinds
+from ..job import states
 from ..kube.client import Kube
 from ..kube.resources import WORKLOAD, Object, selector
-from . import apply, fence, origins, views
+from . import apply, fence, origins
 from .actions import Action, BeginFrom, Guard, Wait
 from .cache import World
 from .decide import decide
@@ -90,9 +91,9 @@ class Looks:
     def ownerless(self, namespace: str, name: str) -> None:
         """A Workload whose owner is no Job waits at our fence because its queue names our check."""
         workload = self._world.workloads.get(namespace, name)  # its version guards the answer
-        if workload is None or views.owner_job(workload) or not self.asks(workload):
+        if workload is None or states.owner_job(workload) or not self.asks(workload):
             return
-        if views.copied(workload):
+        if states.copied(workload):
             return  # its Job follows when the manager has let the attempt in: see kueue_integration.multikueue
         seen = Snapshot.parse({"metadata": workload["metadata"]}, workload, ())
         assert seen.workload is not None

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..contract import branches, job_names
+from ..errors import BadAnnotationError
+from ..job import states
 from ..kube.resources import Object, label
 from ..requests import user_requests
-from . import views
 from .actions import BeginFrom, Wait
-from .errors import BadAnnotationError
 from .snapshot import Job, UnreadableAnnotation
 
 SourceOf = Callable[[str], "Object | None"]
@@ -30,7 +30,7 @@ def require_known(job: Job) -> None:
     if not open_start(job):
         return
     why = "the job that it names has not been looked at yet"
-    if views.delegated(job.raw):
+    if states.delegated(job.raw):
         why = "not possible for a job that MultiKueue runs in another cluster"
     raise BadAnnotationError(job_names.ANN_START_FROM, job.text(job_names.ANN_START_FROM) or "", why)
 

@@ -12,8 +12,9 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 
+from ..job import states
 from ..kube.resources import Object
-from . import hold, views
+from . import hold
 from .snapshot import Job, Workload
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Overdue:
 
     def _ends(self, job: Object, workload: Object | None) -> float | None:
         """When the hold of the Job ends, Unix seconds; None: there is no hold to end."""
-        if workload is not None and not views.leaves(workload):  # so it is with nearly all: nothing has to be parsed
+        if workload is not None and not states.leaves(workload):  # so it is with nearly all: nothing has to be parsed
             with self._lock:
                 self._seen.pop(_uid(job), None)
             return None

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
-from ..job import records
+from ..job import records, states
 from ..kube.client import Kube
 from ..kube.resources import Object, version_of
-from . import device_time, installed, views
+from . import device_time, installed
 from .agent_images import AgentImages
 from .cache import World, job_of
 from .forever import Skips, backoff_s, forever
@@ -156,7 +156,7 @@ class Reconciler:
                 log.warning("annotation %s of %s cannot be read: %s", key, name, why)
 
     def _on_workload(self, workload: Object, deleted: bool) -> None:
-        namespace, owner = str(workload["metadata"]["namespace"]), views.owner_job(workload)
+        namespace, owner = str(workload["metadata"]["namespace"]), states.owner_job(workload)
         if owner is not None:
             self.queue.add(Task("job", namespace, owner))
         elif self.looks.asks(workload):

@@ -16,7 +16,6 @@ from typing import Any
 
 from ..contract import job_names, kinds
 from ..contract.record_types import AttemptRecord, JobRequest, Placement
-from ..manifests.job_manifests import MIN_PARALLELISM
 from ..planner.job import policy_of
 from ..requests import placement
 from . import attempt_history, reactivation
@@ -249,7 +248,7 @@ def _job_change(job: Job) -> dict[str, Any] | None:
             fewest = required(job.fewest_workers)
             least = str(fewest) if fewest < workers else None
             if job.min_parallelism != least:
-                notes[MIN_PARALLELISM] = least
+                notes[job_names.MIN_PARALLELISM] = least
     wanted = placement.affinity(required(job.placement))
     # The pods of the other kinds keep their affinity (JobSet's webhook): Kueue's choice of the flavor is all they need.
     if kinds.is_job(job.raw) and job.placed and _affinity(stands) != wanted:

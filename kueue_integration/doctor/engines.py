@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from singularity_proxy.protocol import names
 
-from ..contract import job_names, kinds
+from ..contract import kinds
 from ..errors import KubeError
+from ..job.view import Job
 from ..jobs import told
 from ..kube.api import Kube
-from ..kube.resources import Object, annotation, pod_spec
+from ..kube.resources import Object, pod_spec
 from ..spec import engine
 from .check import OK, Check, shown, unexpected
 
@@ -39,7 +40,7 @@ def of_jobs(kube: Kube, jobs: list[Object]) -> Iterator[Check]:
 
 
 def _sentence(job: Object, files: Mapping[str, str] | None) -> str:
-    has = annotation(job, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
+    has = Job.parse(job).engine
     if files is None:
         return f"{shown(has)}: its files are not looked at"
     auto = engine.automatic(files, list(_words(job)))

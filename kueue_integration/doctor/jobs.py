@@ -9,10 +9,12 @@ from singularity_proxy.protocol.decode import Unreadable
 from ..contract import agent_images, attempt_records, job_names, kinds
 from ..errors import Forbidden
 from ..job import records
+from ..job.unreadable import UnreadableAnnotation
+from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import LEASE, Object, annotation, finished, is_true, pod_spec
+from ..kube.resources import LEASE, Object, finished, is_true, pod_spec
 from . import engines
-from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected, unix
+from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected
 
 RETRY_S = 30.0
 """After the deadline Kueue still has to ask again; its back-off within a checkpoint budget stays well below this."""
@@ -86,7 +88,8 @@ def _grace(job: Object) -> Iterator[Check]:
 
 def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Check:
     name = f"job {kinds.job_key(job)}"
-    hold = annotation(job, job_names.ANN_HOLD)
+    seen = Job.parse(job)
+    hold = seen.hold_word
     if hold is None:
         return Check(name, OK, "runs without a hold: checkpoints within its grace period only")
     if hold not in (job_names.HOLD_ARMED, job_names.HOLD_RELEASED):
@@ -97,15 +100,14 @@ def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -
     evicted = is_true(workload, "Evicted")
     if hold == job_names.HOLD_RELEASED:
         return Check(name, OK, "hold released" + (", about to be suspended" if evicted else ""))
-    text = annotation(job, job_names.ANN_HOLD_DEADLINE)
-    if text is None:
+    deadline, text = seen.hold_deadline, str(seen.text(job_names.ANN_HOLD_DEADLINE))
+    if deadline is None:
         waits = "its checkpoint is about to be asked for" if evicted else "not being evicted"
         return _budget(job, name, max_budget_s) or Check(name, OK, f"hold armed, {waits}")
-    try:
-        left = unix(text) - now
-    except ValueError:
+    if isinstance(deadline, UnreadableAnnotation):
         wrong = f"{job_names.ANN_HOLD_DEADLINE} = {shown(text)} is not a time: the policy holds nothing"
         return Check(name, WARN, wrong, _clear(job))
+    left = deadline - now
     allowed = _seconds(job, max_budget_s)
     if allowed is not None and left > allowed + RETRY_S:
         late = f"its deadline is {left:.0f} s away, its budget is {allowed} s: preemption is blocked for too long"

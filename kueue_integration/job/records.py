@@ -20,9 +20,8 @@ from singularity_proxy.protocol.decode import Unreadable
 from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
 from ..contract import annotation_values, attempt_phases, attempt_records, branches, job_names, leaves, saveable
-from ..contract.record_types import AttemptRecord, JobRequest, Placement, RequestStatus
+from ..contract.record_types import AttemptRecord, CheckpointMemory, JobRequest, Placement, RequestStatus
 from ..kube.resources import annotation
-from ..requests import periodic_checkpoints
 from ..spec import save_interval
 
 Job = Mapping[str, Any]
@@ -160,7 +159,7 @@ FIELDS: Final = (
         "checkpoints after which it trains on: `300s`, `10m`, `500 steps`, `auto` or `off`",
     ),
     Field(
-        job_names.ANN_CHECKPOINT_POLICY, Message(periodic_checkpoints.Memory), "controller",
+        job_names.ANN_CHECKPOINT_POLICY, Message(CheckpointMemory), "controller",
         "what the controller remembers between two of these",
     ),
     # --- hold

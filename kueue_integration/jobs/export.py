@@ -18,8 +18,9 @@ from singularity_proxy.protocol import names
 
 from ..contract import branches, job_names, kinds
 from ..errors import JobNotFoundError, PlatformError, SpecError, StoreSaidNo
+from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import Object, annotation, pod_spec
+from ..kube.resources import Object, pod_spec
 from ..manifests.pod import AGENT_VOLUME, IMAGES_VOLUME, INSTALL
 from ..requests import user_requests
 from ..spec import platform_config
@@ -104,7 +105,7 @@ def stored(
     if ref is None:
         raise SpecError([problem or ("checkpoint", checkpoint, "is not there")])
     maker = branches.maker(job, kinds.job_key(job), ref.id)
-    url = store or annotation(job, job_names.ANN_STORE) or ref.url
+    url = store or Job.parse(job).store or ref.url
     return Stored(namespace, maker, ref.id, url, ref.sha256, job)
 
 

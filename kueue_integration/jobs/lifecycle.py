@@ -10,8 +10,9 @@ from typing import Any
 from singularity_proxy.protocol import decode, names
 from singularity_proxy.protocol.messages import Origin, to_json
 
-from ..contract import attempt_records, job_names, kinds
+from ..contract import job_names, kinds
 from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
+from ..job.view import Job
 from ..kube import conflicts
 from ..kube.api import Kube
 from ..kube.resources import JOB, Object, kind_of, label, pod_spec, selector
@@ -148,7 +149,7 @@ def _alike(job: Object, spec: TrainSpec) -> bool:
         for e in c.get("env") or ()
     }
     command = decode.json_value(env.get(names.ENV_COMMAND) or "null")
-    return bool(command == list(spec.command) and attempt_records.integer(job, job_names.ANN_WORLD_SIZE) == spec.ranks)
+    return bool(command == list(spec.command) and Job.parse(job).world_size == spec.ranks)
 
 
 def search(kube: Kube, namespace: str, identity: str) -> list[Object]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from singularity_proxy.protocol.messages import Reading
 
-from ..contract import annotation_values, attempt_records, job_names
+from ..contract import attempt_records, job_names
+from ..job.view import Job
 
 MAX_POINTS = 240
 """About 4 KiB of annotation. Beyond it every second point goes: the whole length stays, at half the detail."""
@@ -21,7 +22,7 @@ Point = tuple[int, float]
 
 def points(job: Mapping[str, Any] | None) -> list[Point]:
     """`(step, loss)`, ascending; empty without a curve or when the annotation was spoiled."""
-    data = annotation_values.value(job, job_names.ANN_CURVE)
+    data = Job.parse(job or {}).curve
     good = isinstance(data, list) and all(map(_is_point, data))
     stored = [(step, float(loss)) for step, loss in data] if good else []
     newest = noted(attempt_records.progress(job))

@@ -15,7 +15,10 @@ from singularity_proxy.protocol import exit_codes
 
 from ..contract import attempt_records, job_names
 from ..contract.record_types import AttemptRecord
-from ..kube.resources import annotation, condition, is_true
+from ..job.unreadable import readable_or
+from ..job.view import Job
+from ..job.workload import Workload
+from ..kube.resources import condition, is_true
 from ..requests import user_requests
 from . import shortage
 from .queue_position import Position
@@ -198,13 +201,14 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord], position:
     elif kueues and (reason not in _EVICTED_WORDS or reason in _BY_A_CHECK):
         words += f": {kueues}"
     saved = attempt_records.checkpoint(job)
-    attempt = attempt_records.integer(job, job_names.ANN_ATTEMPT)
+    seen = Job.parse(job)
+    attempt = readable_or(seen.attempt_shown, None) or 0
     if saved is not None and attempt and saved.attempt == attempt:
         state, done = f"checkpoint at step {saved.step} is committed", True
     else:
         state, done = (
             "no checkpoint of this attempt yet",
-            annotation(job, job_names.ANN_HOLD) == job_names.HOLD_RELEASED,
+            seen.hold_word == job_names.HOLD_RELEASED,
         )
     if last and last.note:
         state = last.note
@@ -234,12 +238,13 @@ def _reshaped(workload: _Obj, job: _Obj) -> bool:
     """Whether the controller has taken the Workload out of the queue only to give it another shape."""
     request = user_requests.asked(job, user_requests.CHANGE)
     paused = request is not None and request.op == "pause"
-    return annotation(workload, job_names.ANN_RESHAPE) is not None and not paused
+    return Workload.parse(workload).reshape_reason is not None and not paused
 
 
 def _reactivate(workload: _Obj, reason: str) -> str:
     """How it goes on: an administrator's deactivation is not for the job's owner to undo."""
-    ours = any(annotation(workload, name) is not None for name in (job_names.ANN_PAUSED, job_names.ANN_RESHAPE))
+    seen = Workload.parse(workload)
+    ours = seen.paused or seen.reshape_reason is not None
     return _REACTIVATE if ours or reason != "Deactivated" else _DEACTIVATED.format(workload["metadata"]["name"])
 
 

@@ -17,8 +17,11 @@ from ..contract.attempt_phases import AttemptPhases
 from ..contract.record_types import AttemptRecord, RequestStatus
 from ..contract.saveable import Saveable
 from ..errors import Gone, JobNotFoundError, KubeError
+from ..job import states
+from ..job.unreadable import readable_or
+from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import annotation, label, selector
+from ..kube.resources import label, selector
 from ..requests import periodic_checkpoints, save_time_estimate, user_requests
 from . import cost, loss_curve, lost_time, queue_position, unreadable
 from .phase import Phase, classify, evictions, shortages
@@ -147,7 +150,8 @@ def summarise(
     back = branches.rewinds(job)
     until = seen.at if seen is not None and last is not None and seen.attempt == last.attempt else 0.0
     spent = cost.of_history(attempts, until, alive)
-    workers = attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1))
+    seen_job = Job.parse(job)
+    workers = readable_or(seen_job.workers_wanted, states.parallelism(job))
     return JobStatus(
         namespace=job["metadata"]["namespace"],
         name=kinds.job_key(job),
@@ -158,11 +162,11 @@ def summarise(
         queue=label(job, job_names.KUEUE_QUEUE_LABEL) or "",
         priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL) or "",
         identity=label(job, job_names.LABEL_IDENTITY) or "",
-        hold=annotation(job, job_names.ANN_HOLD) or "off",
+        hold=seen_job.hold_word or job_names.HOLD_OFF,
         workers=workers,
-        min_workers=attempt_records.integer(job, job_names.ANN_MIN_WORKERS),
+        min_workers=readable_or(seen_job.min_workers, None) or 0,
         world_size=_world_size(job, workers, last if alive else None),
-        attempt=attempt_records.integer(job, job_names.ANN_ATTEMPT),
+        attempt=readable_or(seen_job.attempt_shown, None) or 0,
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
         cluster=(last.cluster or "") if last and alive else "",
@@ -191,7 +195,7 @@ def summarise(
         phases=attempt_phases.of_job(job),
         broken_attempts=attempt_records.broken(job),
         infrastructure_retries=attempt_records.infrastructure_retries(job),
-        checkpoint_every=annotation(job, job_names.ANN_CHECKPOINT_EVERY) or "",
+        checkpoint_every=seen_job.checkpoint_every or "",
         next_checkpoint=periodic_checkpoints.plan(job) if state.phase is Phase.RUNNING else None,
         estimated_save_s=save_time_estimate.of_attempts(attempts),
         warnings=[
@@ -202,9 +206,10 @@ def summarise(
 
 
 def _world_size(job: Mapping[str, Any], workers: int, running: AttemptRecord | None) -> int:
-    each = attempt_records.integer(job, job_names.ANN_RANKS_PER_WORKER)
+    seen = Job.parse(job)
+    each = readable_or(seen.ranks_per_worker, None)
     if not each:
-        return attempt_records.integer(job, job_names.ANN_WORLD_SIZE)
+        return readable_or(seen.world_size, None) or 0
     return running.ranks if running is not None else workers * each
 
 

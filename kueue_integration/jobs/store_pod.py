@@ -13,10 +13,10 @@ from typing import Any
 
 from singularity_proxy.protocol import decode, names
 
-from ..contract import job_names
 from ..errors import Invalid, KubeError, NotFound, PlatformError, Unreachable
+from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import POD, Object, annotation, pod_spec, selector
+from ..kube.resources import POD, Object, pod_spec, selector
 from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless, restricted
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import VOLUME_PREFIX
@@ -42,7 +42,7 @@ def manifest(
     files belong to their user.
     """
     template = pod_spec(job)
-    elastic = annotation(job, job_names.ANN_ENGINE) == names.ENGINE_STATE
+    elastic = Job.parse(job or {}).engine == names.ENGINE_STATE
     volumes, mounts = ([], []) if elastic else ([*platform.volumes], [*platform.volume_mounts])
     known = {volume["name"] for volume in volumes}
     for volume in template.get("volumes") or ():

@@ -14,9 +14,11 @@ from typing import Any
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointRef, Origin
 
-from ..contract import attempt_records, branches, job_names, kinds
+from ..contract import branches, job_names, kinds
 from ..contract.record_types import JobRequest
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
+from ..job.unreadable import readable_or
+from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import (
     CONFIG_MAP,
@@ -24,7 +26,6 @@ from ..kube.resources import (
     RESOURCE_CLAIM_TEMPLATE,
     SERVICE,
     Object,
-    annotation,
     is_true,
     label,
 )  # fmt: skip
@@ -151,7 +152,7 @@ def fork(
         raise SpecError([("NAME", name, f"is a {source['kind']}: only a Job can be forked")])
     if delegated(source):
         raise SpecError([("NAME", name, "MultiKueue runs it in another cluster: fork it there")])
-    engine = annotation(source, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
+    engine = Job.parse(source).engine
     if command and engine != names.ENGINE_STATE:
         raise SpecError([("command", command, _NO_COMMAND.format(engine))])
     spec = TrainSpec(
@@ -160,7 +161,7 @@ def fork(
         namespace=namespace,
         priority_class=priority_class or label(source, job_names.KUEUE_PRIORITY_LABEL),
         command=command or ("forked",),
-        world_size=attempt_records.integer(source, job_names.ANN_WORLD_SIZE),
+        world_size=readable_or(Job.parse(source).world_size, None) or 0,
         engine=engine,
     )
     problems = [found for found in validation.problems(spec) if found[0] in _GIVEN]

@@ -23,8 +23,6 @@ from ..spec.validate import validate
 from . import checkpoint_disk, pod_placement
 from .pod import file_keys, files_name, pod_spec
 
-MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
-COMPLETIONS_EQUAL_PARALLELISM = "kueue.x-k8s.io/job-completions-equal-parallelism"
 BACKOFF_LIMIT = 6
 
 
@@ -95,7 +93,7 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
         job_names.ANN_WORKERS: str(spec.workers),
         job_names.ANN_MIN_WORKERS: str(spec.fewest_workers),
         job_names.ANN_STORE: spec.store or platform.store,
-        COMPLETIONS_EQUAL_PARALLELISM: "true",
+        job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
     }
     if spec.elastic:
         annotations[job_names.ANN_ENGINE] = names.ENGINE_STATE
@@ -103,7 +101,7 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
     elif spec.engine == names.ENGINE_BOTH:
         annotations[job_names.ANN_ENGINE] = names.ENGINE_BOTH
     if spec.fewest_workers < spec.workers:
-        annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
+        annotations[job_names.MIN_PARALLELISM] = str(spec.fewest_workers)
     interval = save_interval.parse(spec.checkpoint_every)
     if interval is not None:
         annotations[job_names.ANN_CHECKPOINT_EVERY] = str(interval)

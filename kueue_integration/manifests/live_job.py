@@ -11,7 +11,9 @@ from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import Origin, to_json
 
 from ..contract import job_names
-from ..kube.resources import Object, annotation
+from ..job.unreadable import readable_or
+from ..job.view import Job
+from ..kube.resources import Object
 from .pod import command_text, files_name, literal
 from .pod_placement import template_name
 
@@ -63,7 +65,7 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
     While a Job has quota, its template has what Kueue has added for a flavor: `workload` has it as it was.
     Nothing that has happened to `source` is taken over, nor which Airflow task it belongs to.
     """
-    made = as_written(source)
+    made, seen = as_written(source), Job.parse(source)
     meta, spec, old = made["metadata"], made["spec"], str(source["metadata"]["name"])
     podsets = ((workload or {}).get("spec") or {}).get("podSets") or ()
     if podsets and not spec.get("suspend"):
@@ -73,8 +75,8 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
     meta["labels"].pop(job_names.KUEUE_PRIORITY_LABEL, None)
     if new.priority_class is not None:
         meta["labels"][job_names.KUEUE_PRIORITY_LABEL] = new.priority_class
-    held = annotation(source, job_names.ANN_HOLD) not in (None, job_names.HOLD_OFF)
-    wishes = {name: text for name in _WISHES if (text := annotation(source, name)) is not None}
+    held = seen.hold is not None
+    wishes = {name: text for name in _WISHES if (text := seen.text(name)) is not None}
     meta["annotations"] = {
         **_kept(meta.get("annotations")),
         **wishes,
@@ -84,12 +86,12 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
     for name in ("ownerReferences", "finalizers", "generateName"):
         meta.pop(name, None)
     meta["name"] = new.name
-    workers = annotation(source, job_names.ANN_WORKERS)
+    workers = readable_or(seen.workers, None)
     if workers is not None:
-        spec["parallelism"] = spec["completions"] = int(workers)
+        spec["parallelism"] = spec["completions"] = workers
     spec["suspend"] = True
     spec.pop("activeDeadlineSeconds", None)
-    _rename_pods(spec["template"], old, new.name, annotation(source, job_names.ANN_PLACEMENT) is not None)
+    _rename_pods(spec["template"], old, new.name, seen.placed)
     if new.command:
         for entry in _variables(spec["template"], names.ENV_COMMAND):
             entry["value"] = literal(command_text(new.command))

@@ -13,11 +13,11 @@ import yaml
 
 from ..contract import job_names, progress_objects
 from ..contract.kinds import JOB_NAME_LABEL
-from ..controller import views
 from ..controller.copies import Copies
 from ..controller.informer import Informer
 from ..controller.machines.nodes import Machines
 from ..errors import KubeError, NotFound, PlatformError
+from ..job import states
 from ..kube.api import Kube
 from ..kube.client import connect_to
 from ..kube.resources import JOB, MULTIKUEUE_CLUSTER, POD, PROGRESS, SECRET, WORKLOAD, Object, label, selector
@@ -67,7 +67,7 @@ class Worker(Copies):
         except KubeError as error:
             log.warning("cluster %s: %s", self.name, error)
             return Site(self.name, reachable=False)
-        known = copy if copy is None or views.copied(copy) else None
+        known = copy if copy is None or states.copied(copy) else None
         return Site(self.name, True, job, known, pods, self._machines.of)
 
     def _on_job(self, job: Object, deleted: bool) -> None:

@@ -15,11 +15,12 @@ from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..contract.record_types import AttemptRecord, RequestStatus
-from ..controller import attempt_history, checkpoint_fit, fence, views
+from ..controller import attempt_history, checkpoint_fit, fence
 from ..controller.actions import Annotations, AnswerReady, RequestReadmission
-from ..controller.errors import BadAnnotationError
 from ..controller.machines import MachinesOf, unknown
 from ..controller.snapshot import Job, Pod, Preemption, Workload, required
+from ..errors import BadAnnotationError
+from ..job import states
 from ..kube.resources import Object, annotation, label
 from ..requests import user_requests
 
@@ -142,7 +143,7 @@ def decide(
     job: Object | None, workload: Object | None, sites: Sequence[Site], check_name: str, now: float
 ) -> Step | None:
     """`job` and `workload` are the manager's; `job` is None when it is gone. Never raises for what users write."""
-    if job is None or not views.delegated(job):
+    if job is None or not states.delegated(job):
         return _leftover([s for s in sites if s.job is not None])
     if workload is None:
         return None  # Kueue makes one of the same name in a moment; until then nobody can tell whose copies these are
@@ -242,7 +243,7 @@ def _leftover(sites: Sequence[Site]) -> Step | None:
 
 
 def _held_back(copy: Object) -> bool:
-    return bool(copy["metadata"].get("deletionTimestamp")) and views.kept(copy)
+    return bool(copy["metadata"].get("deletionTimestamp")) and states.kept(copy)
 
 
 def _let_go(mine: Sequence[Site]) -> Step | None:
@@ -269,7 +270,7 @@ def _waiting(sites: Sequence[Site], check_name: str) -> list[Site]:
 
 def plain(workload: Object, sites: Sequence[Site], check_name: str) -> Step | None:
     """Not a training job of ours, in a queue that names our check."""
-    waiting = _waiting(sites, check_name) if views.reservation(workload) else []
+    waiting = _waiting(sites, check_name) if states.reservation(workload) else []
     message = "not a managed Job: nothing to wait for"
     return Grant(waiting[0].cluster, AnswerReady(message=message)) if waiting else None
 

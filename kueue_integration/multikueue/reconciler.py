@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..contract import job_names, kinds
-from ..controller import apply, views
+from ..controller import apply
 from ..controller.actions import Action, Wait
 from ..controller.forever import Skips, backoff_s, forever
 from ..controller.informer import Informer
 from ..controller.metrics import Metrics
 from ..controller.work_queue import WorkQueue
 from ..errors import Conflict, KubeError, NotFound
+from ..job import states
 from ..kube.api import Kube
 from ..kube.client import connect_to
 from ..kube.resources import JOB, POD, WORKLOAD, Object, label, selector
@@ -88,11 +89,11 @@ class MultiKueueReconciler:
 
     def _on_note(self, namespace: str, name: str, text: str) -> None:
         job = self.jobs.get(namespace, name)
-        if job is not None and views.delegated(job) and self._leads():
+        if job is not None and states.delegated(job) and self._leads():
             self._noted(job, text)
 
     def _on_job(self, job: Object, deleted: bool) -> None:
-        if views.delegated(job):
+        if states.delegated(job):
             namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
             for workload in self.workloads.indexed((namespace, name)):
                 self.queue.add((namespace, str(workload["metadata"]["name"])))
@@ -157,11 +158,11 @@ class MultiKueueReconciler:
         if not (self.jobs.synced.is_set() and self.workloads.synced.is_set()):
             return False
         workload = self.workloads.get(namespace, name)
-        job_name = views.owner_job(workload) if workload is not None else self._name_of_copy(key)
+        job_name = states.owner_job(workload) if workload is not None else self._name_of_copy(key)
         if job_name is None or kinds.kind_and_name(job_name)[0] is not JOB:
             return self._strange(key, workload, job_name)
         job = self.jobs.get(namespace, job_name)
-        if job is not None and not views.delegated(job):
+        if job is not None and not states.delegated(job):
             return False
         workers = self.fleet.workers()
         sites = [worker.site(namespace, job_name, name) for worker in workers]
@@ -274,7 +275,7 @@ def _delete(worker: Worker, namespace: str, pod: str) -> None:
 
 
 def _owner(workload: Object) -> tuple[str, str | None]:
-    return str(workload["metadata"]["namespace"]), views.owner_job(workload)
+    return str(workload["metadata"]["namespace"]), states.owner_job(workload)
 
 
 def _key(workload: Object) -> _Key:

@@ -104,7 +104,7 @@ class Training:
     """Attempt -> seconds of its training that a later one started without."""
     saveable: Saveable | None = None
     """As its last checkpoint or trial has shown, of whatever attempt."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, str] = field(default_factory=dict)
     """Of the annotations that the reader was asked to keep, those that the Job has."""
     created: float = 0.0
     ended: float | None = None

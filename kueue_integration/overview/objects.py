@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from ..contract import attempt_records, job_names, kinds, saveable
 from ..contract.record_types import AttemptRecord
-from ..job import records
+from ..job import records, states
+from ..job.unreadable import readable_or
+from ..job.view import Job
 from ..jobs import lost_time, phase, shortage
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
@@ -77,12 +79,12 @@ def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Un
         name=name,
         uid=str(meta["uid"]),
         local_queue=label(job, job_names.KUEUE_QUEUE_LABEL) or "",
-        workers=attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
+        workers=readable_or(Job.parse(job).workers_wanted, states.parallelism(job)),
         attempts=attempts,
         stepless=seen is not None and seen.free and not any(a.first_step_at or a.last_step for a in attempts),
         lost=lost_time.of_job(job).of,
         saveable=saveable.newest(job),
-        annotations={key: text for key in keep if (text := annotation(job, key)) is not None},
+        kept={key: text for key in keep if (text := annotation(job, key)) is not None},
         created=server_time.parse(str(made)) if (made := meta.get("creationTimestamp")) else 0.0,
         ended=_ended(job, attempts),
         priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL) or "",

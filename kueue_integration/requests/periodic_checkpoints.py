@@ -10,17 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from singularity_proxy.protocol.decode import Count, Within
 from singularity_proxy.protocol.messages import to_json
 
-from ..contract import annotation_values, attempt_records, job_names
-from ..contract.annotation_values import readable
-from ..contract.record_types import AttemptRecord, JobRequest, RequestStatus
-from ..kube.resources import annotation
+from ..contract import attempt_records, job_names
+from ..contract.record_types import AttemptRecord, CheckpointMemory, JobRequest, RequestStatus
+from ..job.view import Job
 from ..spec import save_interval
-from ..spec.save_interval import SaveInterval
 from . import save_time_estimate, user_requests
 
 BY = "policy"
@@ -38,14 +35,6 @@ LOOK_S = 2.0
 LONGEST_LOOK_S = 30.0
 """Bounds of the time until the next look at a job that is to reach a step first."""
 LEAST_COST_S = 0.1
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What was known when the last request was made."""
-
-    cost_s: Annotated[float, Within(0, 1e9)] | None = None
-    failures: Count = 0
 
 
 @dataclass(frozen=True)
@@ -105,17 +94,9 @@ def interval(attempts: Sequence[AttemptRecord], cost_s: float | None, until: flo
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
-def wish(job: Mapping[str, Any] | None) -> SaveInterval | None:
-    """What the Job's annotation asks for; None for nothing, and for what cannot be read."""
-    try:
-        return save_interval.parse(annotation(job, job_names.ANN_CHECKPOINT_EVERY))
-    except ValueError:
-        return None
-
-
-def memory(job: Mapping[str, Any] | None) -> Memory:
+def memory(job: Mapping[str, Any]) -> CheckpointMemory:
     """Cost and failures in a row as of now: what was written down, and the answer that came since."""
-    known = readable(annotation_values.message(job, job_names.ANN_CHECKPOINT_POLICY, Memory), None) or Memory()
+    known = Job.parse(job).checkpoint_memory
     last = user_requests.answer(job, user_requests.CHECKPOINT)
     cost, failures = known.cost_s, max(0, known.failures)
     if last is not None and last.state == "done":
@@ -124,10 +105,10 @@ def memory(job: Mapping[str, Any] | None) -> Memory:
         failures += 1
     measured = save_time_estimate.of_request(last) if last is not None else None
     cost = measured if measured is not None else cost
-    return Memory(save_time_estimate.of_job(job or {}) if cost is None else cost, failures)
+    return CheckpointMemory(save_time_estimate.of_job(job) if cost is None else cost, failures)
 
 
-def _tried(job: Mapping[str, Any] | None, last: RequestStatus) -> bool:
+def _tried(job: Mapping[str, Any], last: RequestStatus) -> bool:
     """A request that an eviction overtook has not failed: its attempt was saved otherwise, or is gone."""
     past = attempt_records.history(job)
     return bool(past) and past[-1].attempt == last.attempt
@@ -135,7 +116,7 @@ def _tried(job: Mapping[str, Any] | None, last: RequestStatus) -> bool:
 
 def plan(job: Mapping[str, Any]) -> Plan | None:
     """When the attempt that trains now is to be saved next; None while there is none, or nothing is wished."""
-    wanted, past = wish(job), attempt_records.history(job)
+    wanted, past = Job.parse(job).save_interval, attempt_records.history(job)
     if wanted is None or not past:
         return None
     record, known = past[-1], memory(job)
@@ -212,7 +193,7 @@ def _busy(job: Mapping[str, Any]) -> bool:
     return False
 
 
-def _patience(known: Memory) -> float:
+def _patience(known: CheckpointMemory) -> float:
     """Seconds that the checkpoint may take: more after every failure, which may have been too little time."""
     usual = max(user_requests.DEFAULT_CHECKPOINT_S, 3 * (known.cost_s or 0.0))
     return round(min(usual * 2.0 ** min(known.failures, 10), user_requests.MAX_CHECKPOINT_S), 1)

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from singularity_proxy.protocol.decode import Unreadable
-
-from ..contract import annotation_values, job_names
+from ..contract import job_names
 from ..contract.record_types import NodeRequirement, Placement
 from ..errors import Forbidden, PlatformError, SpecError
+from ..job.unreadable import UnreadableAnnotation
+from ..job.view import ANYWHERE as ANYWHERE
+from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, annotation, is_true, label
+from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, is_true, label
 from ..manifests import pod_placement
 
-ANYWHERE = Placement()
 HOSTNAME = "kubernetes.io/hostname"
 
 
@@ -34,9 +34,9 @@ class Flavor:
     """Whether Kueue places pods of this flavor by a Topology."""
 
 
-def of(job: Mapping[str, Any]) -> Placement | Unreadable:
+def of(job: Mapping[str, Any]) -> Placement | UnreadableAnnotation:
     """The placement that stands in the Job."""
-    return annotation_values.message(job, job_names.ANN_PLACEMENT, Placement) or ANYWHERE
+    return Job.parse(job).placement
 
 
 def own_affinity(job: Mapping[str, Any]) -> Any:
@@ -45,7 +45,7 @@ def own_affinity(job: Mapping[str, Any]) -> Any:
     Once a placement stands in the Job, its affinity is the controller's. A job with one of its own gets no placement.
     The Job follows its placement only at its next start: until then its affinity may be that of an earlier one.
     """
-    if annotation(job, job_names.ANN_PLACEMENT) is not None:
+    if Job.parse(job).placed:
         return None
     return (((job["spec"].get("template") or {}).get("spec")) or {}).get("affinity") or None
 
@@ -85,8 +85,8 @@ def resolve(kube: Kube, job: Object, flavor: str | None, leave: Sequence[str], a
     earlier wishes. Raises SpecError (unknown or impossible), PlatformError (may not look), KubeError.
     """
     before = ANYWHERE if anywhere else of(job)
-    if isinstance(before, Unreadable):
-        raise SpecError([("placement", annotation(job, job_names.ANN_PLACEMENT), f"cannot be read: {before.why}")])
+    if isinstance(before, UnreadableAnnotation):
+        raise SpecError([("placement", before.text, f"cannot be read: {before.why}")])
     if flavor is None and not leave:
         return before
     flavors = _flavors(kube, job)

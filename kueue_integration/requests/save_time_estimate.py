@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from singularity_proxy.protocol.decode import Unreadable
-
-from ..contract import attempt_records, job_names
+from ..contract import attempt_records
 from ..contract.record_types import AttemptRecord, RequestStatus
-from ..kube.resources import annotation, pod_spec
+from ..job.unreadable import readable_or
+from ..job.view import Job
+from ..kube.resources import pod_spec
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ def limits_of(job: Mapping[str, Any], maximum: float = 0.0) -> Limits:
     """The limits that a Job was submitted with."""
     pod = pod_spec(job)
     grace = float(pod.get("terminationGracePeriodSeconds") or (30 if pod else 0))  # other kinds keep theirs elsewhere
-    held = annotation(job, job_names.ANN_HOLD) is not None
-    asked = attempt_records.budget(job)
-    budget = maximum if asked is None or isinstance(asked, Unreadable) else float(asked)
-    return Limits(budget if held else 0.0, grace, maximum)
+    seen = Job.parse(job)
+    asked = readable_or(seen.budget_s, None)
+    budget = maximum if asked is None else float(asked)
+    return Limits(budget if seen.hold_word is not None else 0.0, grace, maximum)
 
 
 def warnings(seconds: float | None, limits: Limits) -> list[str]:

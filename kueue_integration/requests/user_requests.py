@@ -1,83 +1,34 @@
-"""What users ask of a job that is there already, and the controller's answers: read, stored and judged. Pure.
-
-There are two places for requests on a Job, because a checkpoint changes nothing about it and may come at any time.
-Each holds one request, the last; the answer beside it carries the same id.
-"""
+"""What users ask of a job that is there already, and the controller's answers: stored and judged. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from singularity_proxy.protocol import page
-from singularity_proxy.protocol.decode import Unreadable
 from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
-from ..contract import annotation_values, attempt_records, branches, job_names, kinds
-from ..contract.annotation_values import readable
-from ..contract.record_types import JobRequest, RequestOp, RequestStatus
-from ..kube.resources import annotation, is_true, label
-from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from ..contract import attempt_records, branches, job_names, kinds
+from ..contract.record_types import JobRequest, RequestStatus
+from ..job.exchanges import CHANGE as CHANGE
+from ..job.exchanges import CHECKPOINT as CHECKPOINT
+from ..job.exchanges import SLOTS as SLOTS
+from ..job.exchanges import Exchange as Exchange
+from ..job.exchanges import Slot as Slot
+from ..job.exchanges import answer as answer
+from ..job.exchanges import asked as asked
+from ..job.exchanges import exchange as exchange
+from ..job.exchanges import running as running
+from ..job.exchanges import slot_of as slot_of
+from ..job.unreadable import UnreadableAnnotation, readable_or
+from ..job.view import Job
+from ..kube.resources import is_true, label
 from . import placement
 
 MAX_MESSAGE = 400
 MAX_CHECKPOINT_S = 3600.0
 DEFAULT_CHECKPOINT_S = 300.0
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place for one request: the names of its two annotations."""
-
-    request: str
-    status: str
-
-
-CHANGE = Slot(job_names.ANN_REQUEST, job_names.ANN_REQUEST_STATUS)
-CHECKPOINT = Slot(job_names.ANN_CHECKPOINT_REQUEST, job_names.ANN_CHECKPOINT_STATUS)
-SLOTS = (CHANGE, CHECKPOINT)
-
-
-def slot_of(op: RequestOp) -> Slot:
-    return CHECKPOINT if op == "checkpoint" else CHANGE
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What one slot holds: a request, and the controller's answer to that very request."""
-
-    request: JobRequest | None = None
-    answer: RequestStatus | None = None
-
-    @property
-    def running(self) -> tuple[JobRequest, RequestStatus] | None:
-        """Both while the controller carries the request out."""
-        request, status = self.request, self.answer
-        return (request, status) if request is not None and status is not None and status.state == "running" else None
-
-
-def exchange(job: Mapping[str, Any] | None, slot: Slot) -> Exchange:
-    """What stands in `slot`."""
-    request = asked(job, slot)
-    found = readable(annotation_values.message(job, slot.status, RequestStatus), None)
-    return Exchange(request, found if found is not None and request is not None and found.id == request.id else None)
-
-
-def asked(job: Mapping[str, Any] | None, slot: Slot) -> JobRequest | None:
-    """The request in `slot`, None without one or when it cannot be read."""
-    found = readable(annotation_values.message(job, slot.request, JobRequest), None)
-    return found if found is not None and slot_of(found.op) is slot else None
-
-
-def answer(job: Mapping[str, Any] | None, slot: Slot) -> RequestStatus | None:
-    """The controller's answer to the request in `slot`; None while there is none to that very request."""
-    return exchange(job, slot).answer
-
-
-def running(job: Mapping[str, Any] | None, slot: Slot) -> tuple[JobRequest, RequestStatus] | None:
-    """The request in `slot` while the controller carries it out."""
-    return exchange(job, slot).running
 
 
 def written(request: JobRequest) -> dict[str, str | None]:
@@ -155,7 +106,8 @@ _FIXED = {
 
 def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
     workers, fewest = request.workers, request.min_workers
-    ranks = attempt_records.integer(job, job_names.ANN_WORLD_SIZE)
+    seen = Job.parse(job)
+    ranks = readable_or(seen.world_size, None)
     if workers is None or workers < 1:
         return "workers", workers, "must be a whole number, 1 or more"
     if fewest is not None and not 1 <= fewest <= workers:
@@ -163,9 +115,9 @@ def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | No
     if not kinds.is_job(job):
         fixed = f"the number of pods of a {job['kind']} is fixed: "
         return "name", job["metadata"]["name"], fixed + _FIXED[job["kind"]]
-    if not ranks or annotation(job, COMPLETIONS_EQUAL_PARALLELISM) != "true":
+    if not ranks or not seen.tied:
         return "name", job["metadata"]["name"], "its number of pods is fixed: it was not made by submit"
-    each = attempt_records.integer(job, job_names.ANN_RANKS_PER_WORKER)
+    each = readable_or(seen.ranks_per_worker, None)
     if each:
         most = page.MAX_WORLD // each
         return None if workers <= most else ("workers", workers, f"is more than {most}, which is not supported")
@@ -198,9 +150,8 @@ def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Seque
         fix = f"the node affinity of the pods of a {job['kind']} cannot be changed; name a flavor to move to instead"
         return "away_from_node", wanted.avoid_nodes[0], fix
     stands = placement.of(job)
-    if isinstance(stands, Unreadable):
-        fix = f"cannot be read; delete annotation {job_names.ANN_PLACEMENT}"
-        return "placement", annotation(job, job_names.ANN_PLACEMENT), fix
+    if isinstance(stands, UnreadableAnnotation):
+        return "placement", stands.text, f"cannot be read; delete annotation {stands.name}"
     present = placement.own_affinity(job)
     if present and present != placement.affinity(wanted):
         return "affinity", present, "the job brings a node affinity of its own, which a migration would replace"

@@ -15,8 +15,8 @@ from planning import LIMITS, SOON, first_told
 from rows import TIMEOUT_S, Rows, Training
 from shell import Shell
 
+from kueue_integration.contract import priority
 from kueue_integration.kube.resources import WORKLOAD
-from kueue_integration.planner import priority
 from kueue_integration.planner.policies import marginal_gain
 from kueue_integration.requests import verbs
 from localcluster.demo.wait import wait_for

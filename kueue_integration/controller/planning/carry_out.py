@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from ...contract import kinds, saveable
+from ...contract import kinds, priority, saveable
 from ...contract.record_types import JobRequest
 from ...drain import departure
 from ...drain.look import look as drain_look
 from ...errors import RequestRefusedError
+from ...job import states
 from ...kube.client import Kube
 from ...kube.resources import POD, WORKLOAD, Object, selector
-from ...planner import priority
 from ...planner.job import BY, JobKey, policy_of
 from ...planner.proposals import Proposal
 from ...requests import user_requests, verbs
-from .. import attempt_history, leave, views
+from .. import attempt_history, leave
 from ..actions import Action, Guard
 from ..snapshot import Job, required
 from . import pin
@@ -99,7 +99,7 @@ class CarryOut:
         meta = workload["metadata"]
         stands = int((workload.get("spec") or {}).get("priority") or 0)
         last = attempt_history.last(required(Job.parse(job).history))
-        running = (last.attempt, now) if last is not None and views.admission(workload) is not None else None
+        running = (last.attempt, now) if last is not None and states.admission(workload) is not None else None
         if running is not None and proposal.priority < stands and saveable.current(job).verdict != "yes":
             namespace, name = proposal.job
             verbs.ask(self._kube, namespace, name, "checkpoint", by, _saved_once)
@@ -110,7 +110,7 @@ class CarryOut:
 
 def _asked_before(jobs: Iterable[Object]) -> Iterator[tuple[JobKey, departure.Departure]]:
     for job in jobs:
-        left = None if views.failing(job) or views.delegated(job) else departure.asked_before(job)
+        left = None if states.failing(job) or states.delegated(job) else departure.asked_before(job)
         if left is not None and policy_of(left.by):
             yield (left.asked.namespace, left.asked.name), left
 

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ...contract import attempt_records, job_names, kinds, leaves, saveable
+from ...contract import attempt_records, job_names, kinds, leaves, priority, saveable
 from ...contract.record_types import AttemptRecord, JobRequest, RequestStatus
 from ...drain import nodes as drained
+from ...job import states
 from ...kube import quantities, server_time
 from ...kube.resources import Object, condition, is_true, label
 from ...manifests.pod_placement import asks_for_topology
 from ...planner import job as planned
-from ...planner import measure, model, priority, quota
+from ...planner import measure, model, quota
 from ...planner.job import JobKey
 from ...planner.model import ClusterSnapshot
 from ...requests.user_requests import Exchange
-from .. import attempt_history, views
+from .. import attempt_history
 from ..cache import World
 from ..forever import Skips
 from ..snapshot import Job, Pod, UnreadableAnnotation, Workload, of_attempt, readable_or, required
@@ -57,7 +58,7 @@ class Eyes:
         for raw in self._world.all_jobs():
             key = kinds.place(raw)
             with self._skips.over("plan", f"Job {'/'.join(key)}"):
-                if views.failing(raw):
+                if states.failing(raw):
                     ended += _ended(raw, now)
                     continue
                 workload = self._world.workload_of(*key)
@@ -103,7 +104,7 @@ def read_workload(raw: Object, queue: str, stopped: bool = False) -> planned.Wor
     Raises ValueError, LookupError, TypeError: it is not as it should be.
     """
     meta, spec = raw["metadata"], raw.get("spec") or {}
-    given = views.admission(raw)
+    given = states.admission(raw)
     checks = (raw.get("status") or {}).get("admissionChecks") or ()
     podsets: Sequence[Object] = spec.get("podSets") or ()
     only = podsets[0] if len(podsets) == 1 else {}
@@ -115,7 +116,7 @@ def read_workload(raw: Object, queue: str, stopped: bool = False) -> planned.Wor
         uid=str(meta["uid"]),
         queue=given.cluster_queue if given is not None else queue,
         priority=int(spec.get("priority") or 0),
-        created=views.created(raw),
+        created=states.created(raw),
         holds=quota.usage(raw) if given is not None else None,
         asks={**quota.requests(raw), quota.PODS: Fraction(quota.pods(raw))},
         waits=given is None and (active or comes_back) and not meta.get("deletionTimestamp"),
@@ -132,7 +133,7 @@ def read_job(
     raw: Object, workload: Object | None, pods: Sequence[Pod], workloads: dict[str, planned.Workload]
 ) -> planned.Job | None:
     """None: it has ended, or is another cluster's to move. Raises BadAnnotationError and others: it cannot be read."""
-    if views.failing(raw) or views.delegated(raw) or views.copied(raw) or raw["metadata"].get("deletionTimestamp"):
+    if states.failing(raw) or states.delegated(raw) or states.copied(raw) or raw["metadata"].get("deletionTimestamp"):
         return None
     job = Job.parse(raw)
     if any(isinstance(part, UnreadableAnnotation) for part in (job.history, job.workers_wanted, job.placement)):
@@ -192,7 +193,7 @@ def read_job(
 
 def _ended(raw: Object, now: float) -> list[planned.Ended]:
     """A job that has ended, if that was within the hour; older histories are not even parsed."""
-    at = server_time.transition(views.finished(raw))
+    at = server_time.transition(states.finished(raw))
     if at is not None and at <= now - measure.HOUR_S:
         return []
     history = readable_or(Job.parse(raw).history, ())
@@ -222,7 +223,7 @@ def _unplaced(pods: Sequence[Pod], last: AttemptRecord) -> int:
     return sum((condition(pod.raw, "PodScheduled") or {}).get("reason") == "Unschedulable" for pod in waiting)
 
 
-def _given(given: views.Admission) -> planned.Given:
+def _given(given: states.Admission) -> planned.Given:
     amounts = {resource: quantities.parse(text) for resource, text in given.usage.items()}
     return planned.Given(given.count, given.flavor, given.flavors, amounts)
 

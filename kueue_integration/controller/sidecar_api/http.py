@@ -36,14 +36,14 @@ from singularity_proxy.protocol.messages import (
 )
 
 from ...contract import job_names, kinds
-from ...errors import Conflict, KubeError
+from ...errors import BadAnnotationError, Conflict, KubeError
 from ...kube import conflicts, server_time
 from ...kube.client import Kube
 from ...kube.resources import Object
 from .. import apply, attempt_history, unsaveable
 from ..actions import Annotations
 from ..cache import World
-from ..errors import BadAnnotationError, RefusedError
+from ..errors import RefusedError
 from ..metrics import Metrics
 from ..snapshot import Job, Pod, required
 from . import pod_identity, reports, tokens

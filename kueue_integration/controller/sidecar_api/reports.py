@@ -33,10 +33,11 @@ from ...contract import attempt_phases, branches, job_names, leaves, saveable
 from ...contract.attempt_records import progress as shown_progress
 from ...contract.attempt_records import stored_last
 from ...contract.record_types import AttemptRecord
+from ...job import states
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests
-from .. import attempt_history, failed_restores, leave, views
+from .. import attempt_history, failed_restores, leave
 from ..actions import Annotations
 from ..errors import RefusedError
 from ..snapshot import Job, Pod, of_attempt, ranks_ended, required, roster_text
@@ -148,7 +149,7 @@ def command(job: Object, now: float) -> Command | None:
     both in milliseconds. It identifies the command across restarts, and a later command has a higher number.
     Raises RefusedError 409 if the attempt was given up.
     """
-    if views.suspended(job):
+    if states.suspended(job):
         return None
     seen = Job.parse(job)
     _require_wanted(seen, required(seen.attempt))

@@ -22,7 +22,7 @@ from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Tier
 from benchmarks.cluster.outcome import EndlessError
 from benchmarks.cluster.simulator import Simulation
 from kueue_integration.contract import job_names
-from kueue_integration.controller.snapshot.pods import INDEX_ANNOTATION
+from kueue_integration.job.pods import INDEX_ANNOTATION
 from kueue_integration.kube.resources import Object
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.platform_config import PlatformConfig

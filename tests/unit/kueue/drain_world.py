@@ -13,7 +13,6 @@ from kueue_integration.contract.record_types import RequestStatus
 from kueue_integration.drain.run import Drain
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, POD, WORKLOAD, Object
-from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import to_json
@@ -60,7 +59,7 @@ class World:
         record = samples.attempt(pods=1, running_at=110.0)
         if stepped:
             record = replace(record, first_step=0, first_step_at=120.0)
-        made = samples.job(history=[record], annotations={COMPLETIONS_EQUAL_PARALLELISM: "true", **notes})
+        made = samples.job(history=[record], annotations={job_names.COMPLETIONS_EQUAL_PARALLELISM: "true", **notes})
         made["metadata"].update(name=name, uid=f"u-{name}")
         made["metadata"]["labels"][job_names.LABEL_JOB] = name
         made["spec"]["template"] = {"spec": {"containers": [], "terminationGracePeriodSeconds": 30}}

@@ -15,7 +15,7 @@ import controller_scene as scene
 from controller_scene import CHECK, NS, T0
 
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller import apply, views
+from kueue_integration.controller import apply
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
@@ -26,6 +26,7 @@ from kueue_integration.controller.notes import Notes
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.errors import Conflict, KubeError, Unreachable
+from kueue_integration.job import states
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
@@ -257,7 +258,7 @@ class World:
         self._check()
 
     def _check(self) -> None:
-        attempts = {annotation(p, job_names.ANN_ATTEMPT) for p in self.pods() if views.can_write(p)}
+        attempts = {annotation(p, job_names.ANN_ATTEMPT) for p in self.pods() if states.can_write(p)}
         assert len(attempts) <= 1, f"two attempts at once: {attempts}"
         if self.evicted_at is not None and not self.job()["spec"]["suspend"]:
             held = self.now - self.evicted_at
@@ -298,9 +299,9 @@ class World:
                 self._status({"admission": None})
                 self._conditions(Evicted=(False, "QuotaReserved"))
         elif workload["spec"].get("active") is False:
-            if views.reservation(workload) is not None:
+            if states.reservation(workload) is not None:
                 self.evict("Deactivated")
-        elif views.reservation(workload) is None:
+        elif states.reservation(workload) is None:
             given = scene.workload()["status"]["admission"]
             checks = [{"name": CHECK, "state": "Pending", "message": ""}]
             self._status({"admission": given, "admissionChecks": checks})

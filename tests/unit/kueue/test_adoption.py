@@ -17,8 +17,8 @@ from kueue_integration.adoption import admission_policy, eligibility, recreate
 from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.contract import job_names, kinds
-from kueue_integration.controller import views
 from kueue_integration.errors import Conflict, ConflictError, JobNotFoundError, KubeError, SpecError
+from kueue_integration.job import states
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, JOBSET, annotation, label
 from kueue_integration.spec import platform_config
@@ -164,7 +164,7 @@ def test_what_a_jobset_cannot_have_is_named(field: str, path: str, value: Any) -
 def test_a_jobset_is_seen_as_a_job() -> None:
     done = {"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}
     seen = kinds.as_job({**jobset(), "status": {"conditions": [done]}})
-    assert views.finished(seen) == {**done, "type": "Complete"} and seen["kind"] == "JobSet"
+    assert states.finished(seen) == {**done, "type": "Complete"} and seen["kind"] == "JobSet"
     assert kinds.kind_and_name("mine.jobset") == (JOBSET, "mine") and kinds.kind_and_name("mine") == (JOB, "mine")
 
 

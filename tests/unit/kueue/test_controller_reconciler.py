@@ -9,7 +9,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import job_names, priority
 from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
@@ -30,7 +30,7 @@ from kueue_integration.kube.resources import (
     WORKLOAD,
     annotation,
 )
-from kueue_integration.planner import priority, quota
+from kueue_integration.planner import quota
 from singularity_proxy.protocol import decode
 from singularity_proxy.protocol.messages import CommitRequest, to_json
 

@@ -24,7 +24,6 @@ from kueue_integration.controller.actions import (
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.snapshot import Workload
 from kueue_integration.kube.resources import merge_patch
-from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import placement, user_requests
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import from_json, to_json
@@ -38,7 +37,7 @@ def job(request=None, *, state=None, taken_up_at=T0 + 90, past=None, suspend=Fal
     """A Job of 4 ranks in `pods` pods, bounds 2..4, with a request (and the controller's answer in `state`)."""
     notes = {
         job_names.ANN_WORKERS: "4", job_names.ANN_MIN_WORKERS: "2", job_names.ANN_WORLD_SIZE: "4",
-        job_names.ANN_HOLD: "armed", COMPLETIONS_EQUAL_PARALLELISM: "true", MIN_PARALLELISM: "2",
+        job_names.ANN_HOLD: "armed", job_names.COMPLETIONS_EQUAL_PARALLELISM: "true", job_names.MIN_PARALLELISM: "2",
     }  # fmt: skip
     past = past or [trained(pods=pods)]
     notes.update(scene.history(*past))
@@ -303,7 +302,7 @@ def test_the_new_size_is_given_to_kueue_while_the_job_waits_without_quota():
     shaped = action(current, waiting())
     assert isinstance(shaped, Reshape)
     assert shaped.body == {
-        "metadata": {"annotations": {MIN_PARALLELISM: None}},
+        "metadata": {"annotations": {job_names.MIN_PARALLELISM: None}},
         "spec": {"parallelism": 2, "completions": 2},
     }
     assert action(merge_patch(current, shaped.body), waiting(2, None)) is None
@@ -370,7 +369,7 @@ def test_an_admission_in_the_old_shape_leaves_the_queue_until_it_has_the_new_one
     assert out.body["spec"] == {"active": False}
     assert out.body["metadata"] == {"annotations": {job_names.ANN_RESHAPE: "admitted in its old shape"}}
     shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
-    shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
+    shaped["metadata"]["annotations"].pop(job_names.MIN_PARALLELISM)
     assert isinstance(action(shaped, admitted()), PatchWorkload)  # Kueue has not taken it over yet
     assert isinstance(action(shaped, admitted(2, None, wanted=2)), AnswerReady)
 
@@ -408,7 +407,7 @@ def test_a_partial_admission_beside_the_workload_before_it_is_sent_back_once():
     """Kueue replaces a Workload that it believes to have quota: the new one saw only what was left beside it."""
     grown = request("resize", workers=4)
     current = stopped(grown, bounds(4, 2))
-    current["metadata"]["annotations"][MIN_PARALLELISM] = "2"
+    current["metadata"]["annotations"][job_names.MIN_PARALLELISM] = "2"
     fresh = admitted(count=2)
     fresh["metadata"]["uid"] = "another-uid"
     sent = action(current, fresh)
@@ -580,7 +579,7 @@ def test_a_migration_is_done_on_the_other_flavor():
 
 def test_a_change_of_a_paused_job_is_done_when_it_is_set():
     shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
-    shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
+    shaped["metadata"]["annotations"].pop(job_names.MIN_PARALLELISM)
     done = action(shaped, waiting(2, None, active=False))
     assert (done.status.state, done.status.message) == ("done", "set; takes effect when the job is resumed")
     assert isinstance(action(stopped(), waiting(active=False)), Reshape)

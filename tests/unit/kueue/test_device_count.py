@@ -10,11 +10,12 @@ import overview_scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.controller import fence, views
+from kueue_integration.controller import fence
 from kueue_integration.controller.cache import _asked_of
 from kueue_integration.controller.planning.look import read_job, read_workload
 from kueue_integration.controller.snapshot import Job, Preemption
 from kueue_integration.controller.snapshot import Workload as Seen
+from kueue_integration.job import states
 from kueue_integration.kube import devices
 from kueue_integration.kube.resources import Object
 from kueue_integration.overview import objects
@@ -106,7 +107,7 @@ def test_a_pod_with_a_network_card_is_priced_by_its_eight_devices_and_their_flav
     workload = two_groups({GPU: "8", EFA: "4"})
     record = answered(workload, {"a100": 3.0, "default": 0.1})
     assert (record.flavor, record.price) == ("a100", 24.0)
-    given = views.admission(workload)
+    given = states.admission(workload)
     assert given is not None and given.flavor == "a100"
 
 

@@ -10,7 +10,7 @@ from pod_failure_policy import action
 
 from kueue_integration.adoption import admission_policy
 from kueue_integration.adoption.trainjob import CONTAINER_NODE
-from kueue_integration.controller import views
+from kueue_integration.job import states
 from kueue_integration.manifests.job_manifests import failure_rules
 from kueue_integration.spec.train_spec import TrainSpec
 from kueue_integration.spec.validation import problems
@@ -81,7 +81,7 @@ def test_an_error_that_passes_loses_the_attempt_and_no_job(cls: type[errors.Prox
 def test_what_is_read_of_a_pod(row: Row) -> None:
     def ended(**more: str) -> str | None:
         state = {"terminated": {"exitCode": code_of(row), **more}}
-        found = views.end_of({"status": {"containerStatuses": [{"name": "train", "state": state}]}})
+        found = states.end_of({"status": {"containerStatuses": [{"name": "train", "state": state}]}})
         return None if found is None else found.text
 
     assert ended() == (f"it ended with code {code_of(row)}: {row.reads}" if row.reads else None)

@@ -22,18 +22,18 @@ from kueue_integration.contract.leaves import Leave, Shape
 from kueue_integration.contract.record_types import JobRequest, NodeRequirement, Placement, RequestStatus
 from kueue_integration.contract.saveable import Saveable
 from kueue_integration.controller.cache import World
-from kueue_integration.controller.errors import BadAnnotationError, RefusedError
+from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.measure import Meter
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.doctor import jobs as doctor_jobs
+from kueue_integration.errors import BadAnnotationError
 from kueue_integration.job import records
 from kueue_integration.jobs import loss_curve, move_trace, unreadable
 from kueue_integration.jobs import status as library
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import periodic_checkpoints, save_time_estimate, user_requests
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointFailure, CommitRequest, Hello, Progress, Reading, to_json
@@ -74,8 +74,8 @@ GOOD: dict[str, str] = {
     job_names.ANN_INFRASTRUCTURE_RETRIES: "3",
     job_names.ANN_BROKEN: '{"attempt":1,"count":1}',
     job_names.ANN_STORE: "file:///shared/checkpoints",
-    COMPLETIONS_EQUAL_PARALLELISM: "true",
-    MIN_PARALLELISM: "1",
+    job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
+    job_names.MIN_PARALLELISM: "1",
 }  # fmt: skip
 """Every annotation of a Job that anything of ours reads, each as we would write it."""
 HOSTILE = {job_names.ANN_HISTORY: "[" * 100_000, job_names.ANN_BUDGET: "9" * 400}
@@ -158,7 +158,7 @@ def _told(job: Any, workload: Any, pods: Any) -> None:
 def test_good_annotations_are_all_read_and_every_one_is_known() -> None:
     job = scene.job(annotations=GOOD)
     assert records.unreadable(job) == {}
-    others = {COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM}
+    others = {job_names.COMPLETIONS_EQUAL_PARALLELISM, job_names.MIN_PARALLELISM}
     unset = {
         job_names.ANN_ENGINE, job_names.ANN_HISTORY_ASIDE, job_names.ANN_START_FROM, job_names.ANN_ORIGIN,
         job_names.ANN_REWINDS,

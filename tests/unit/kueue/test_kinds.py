@@ -18,11 +18,12 @@ from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli.tables import WIDTH
 from kueue_integration.contract import job_names, kinds
 from kueue_integration.contract.record_types import Placement
-from kueue_integration.controller import apply, reshape, views
+from kueue_integration.controller import apply, reshape
 from kueue_integration.controller.actions import GiveUp
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.errors import Conflict, Forbidden, JobNotFoundError, NotFound, RequestRefusedError, SpecError
+from kueue_integration.job import states
 from kueue_integration.jobs import lifecycle, status
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOBSET, TRAINJOB, Object, annotation, label
@@ -150,7 +151,7 @@ def test_all_kinds_are_seen_as_jobs() -> None:
         seen = kinds.as_job(made)
         assert kinds.job_key(seen) == key and seen["kind"] == made["kind"]
         assert kinds.kind_and_name(key)[1] == "mine" and kinds.owner_key(made["kind"], "mine") == key
-        assert seen["spec"]["parallelism"] == 2 and views.suspended(seen)
+        assert seen["spec"]["parallelism"] == 2 and states.suspended(seen)
         assert seen["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
 
 

@@ -31,7 +31,6 @@ from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job, Snapshot, Workload
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import merge_patch
-from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.job import BY, Request
@@ -63,7 +62,7 @@ def job(wish: JobRequest | None = None, stood: dict[str, str] | None = None, **f
     """A Job of 8 ranks in 4 pods that trains, and was asked for `wish`."""
     notes = {
         job_names.ANN_WORKERS: "4", job_names.ANN_MIN_WORKERS: "2", job_names.ANN_WORLD_SIZE: "8",
-        job_names.ANN_HOLD: "armed", COMPLETIONS_EQUAL_PARALLELISM: "true", MIN_PARALLELISM: "2",
+        job_names.ANN_HOLD: "armed", job_names.COMPLETIONS_EQUAL_PARALLELISM: "true", job_names.MIN_PARALLELISM: "2",
         job_names.ANN_BUDGET: str(int(BUDGET_S)), job_names.ANN_STORE: "file:///shared/checkpoints",
         **scene.history(scene.record(pods=4, ranks=8, first_step=0, first_step_at=T0 + 20)), **(stood or {}),
     }  # fmt: skip
@@ -198,7 +197,7 @@ def test_kueue_never_admits_fewer_pods_than_the_ranks_of_the_checkpoint_have_roo
     assert Job.parse(known).fewest_workers == 3 and Job.parse(known).fewest_asked == 2
     known["spec"]["suspend"] = True
     change = reshape.reshape(Job.parse(known), Workload.parse(scene.workload(reserved_at=None, wanted=4)))
-    assert isinstance(change, Reshape) and change.body["metadata"]["annotations"] == {MIN_PARALLELISM: "3"}
+    assert isinstance(change, Reshape) and change.body["metadata"]["annotations"] == {job_names.MIN_PARALLELISM: "3"}
 
 
 @EVERY

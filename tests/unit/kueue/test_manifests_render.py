@@ -15,7 +15,7 @@ from kueue_samples import PLATFORM, spec
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
-from kueue_integration.manifests.job_manifests import MIN_PARALLELISM, render
+from kueue_integration.manifests.job_manifests import render
 from singularity_proxy.protocol import names
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.yaml"
@@ -66,9 +66,9 @@ def test_files_keep_their_paths() -> None:
 
 
 def test_partial_admission_only_where_it_is_wanted() -> None:
-    assert rendered()["Job"]["metadata"]["annotations"][MIN_PARALLELISM] == "2"
-    assert MIN_PARALLELISM not in rendered(min_workers=None)["Job"]["metadata"]["annotations"]
-    assert MIN_PARALLELISM not in rendered(min_workers=4)["Job"]["metadata"]["annotations"]
+    assert rendered()["Job"]["metadata"]["annotations"][job_names.MIN_PARALLELISM] == "2"
+    assert job_names.MIN_PARALLELISM not in rendered(min_workers=None)["Job"]["metadata"]["annotations"]
+    assert job_names.MIN_PARALLELISM not in rendered(min_workers=4)["Job"]["metadata"]["annotations"]
 
 
 def test_hold_is_armed_unless_switched_off() -> None:

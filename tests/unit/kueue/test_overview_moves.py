@@ -49,7 +49,7 @@ def test_the_report_has_them_with_the_attempt_of_each_holder_and_the_annotations
         workload("digits", holds=("a", {("ondemand", "cpu"): "1"})),
     )  # fmt: skip
     cluster = look(kube, NOW, keep=("x.dev/mine", "x.dev/none"))
-    assert [dict(one.annotations) for one in cluster.trainings or ()] == [{"x.dev/mine": "1"}]
+    assert [dict(one.kept) for one in cluster.trainings or ()] == [{"x.dev/mine": "1"}]
     report = overview(cluster)
     assert [holder.attempt for holder in report.holders] == [2]
     assert [found.job for found in report.preemptions] == ["digits"]

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_scene import GPU, NOW
 
-from kueue_integration.planner import priority
+from kueue_integration.contract import priority
+from kueue_integration.contract.priority import Mark
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.job import Job, Request
 from kueue_integration.planner.policies import attained_service, sla_tiers, tidy
-from kueue_integration.planner.priority import Mark
 
 STEPS = [1000.0, 10_000.0]
 

@@ -12,7 +12,7 @@ import pytest
 from controller_scene import NS, T0
 from test_verbs_ask import flavor, node, queue
 
-from kueue_integration.contract import attempt_records, job_names, saveable
+from kueue_integration.contract import attempt_records, job_names, priority, saveable
 from kueue_integration.contract.record_types import JobRequest, Placement, RequestStatus
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.forever import Skips
@@ -24,8 +24,6 @@ from kueue_integration.controller.planning.rounds import Rounds
 from kueue_integration.errors import Conflict, Forbidden
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import EVENT, JOB, NODE, WORKLOAD, version_of
-from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
-from kueue_integration.planner import priority
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Cordon, Introspection, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
@@ -40,7 +38,8 @@ class Stage:
 
     def __init__(self, planner: PlannerSettings) -> None:
         record = scene.record(running_at=T0 + 15, first_step=0, first_step_at=T0 + 20)
-        notes = {job_names.ANN_HOLD: "armed", COMPLETIONS_EQUAL_PARALLELISM: "true", job_names.ANN_WORLD_SIZE: "4"}
+        notes = {job_names.ANN_HOLD: "armed", job_names.ANN_WORLD_SIZE: "4"}
+        notes[job_names.COMPLETIONS_EQUAL_PARALLELISM] = "true"
         job = scene.job(suspend=False, annotations={**notes, **scene.history(record)})
         job["spec"]["template"] = {"spec": {"containers": []}}
         pods = [scene.pod(n) for n in range(2)]

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.contract.record_types import JobRequest, RequestStatus
+from kueue_integration.contract.record_types import CheckpointMemory, JobRequest, RequestStatus
 from kueue_integration.controller.actions import AskCheckpoint, RecordHistory
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
@@ -136,7 +136,7 @@ def job(
         notes[job_names.ANN_CHECKPOINTS] = to_json(list(saved))
         notes[names.ANN_CHECKPOINT] = to_json(saved[-1])
     if cost is not None or failures:
-        notes[job_names.ANN_CHECKPOINT_POLICY] = to_json(periodic_checkpoints.Memory(cost, failures))
+        notes[job_names.ANN_CHECKPOINT_POLICY] = to_json(CheckpointMemory(cost, failures))
     if answer is not None:
         state, taken, finished = answer
         notes[job_names.ANN_CHECKPOINT_REQUEST] = to_json(JobRequest("p-1", "checkpoint", taken, "policy"))

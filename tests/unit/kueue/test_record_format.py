@@ -28,8 +28,8 @@ from kueue_integration.contract.record_types import (
 )
 from kueue_integration.controller import apply, attempt_history
 from kueue_integration.controller.actions import Repair
-from kueue_integration.controller.errors import BadAnnotationError
 from kueue_integration.controller.snapshot import Job, required
+from kueue_integration.errors import BadAnnotationError
 from singularity_proxy.protocol import decode, gpus, names
 from singularity_proxy.protocol.decode import Record, Unreadable
 from singularity_proxy.protocol.messages import (

@@ -15,7 +15,6 @@ import pytest
 from kueue_integration.contract import attempt_records, job_names, leaves, record_types, saveable
 from kueue_integration.guard import ownership
 from kueue_integration.job import records
-from kueue_integration.requests import periodic_checkpoints
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import Record
 
@@ -27,7 +26,7 @@ ELSEWHERE = {
 }  # fmt: skip
 """On Workloads, pods or the Lease."""
 WRITTEN_WHOLE: set[type[Any]] = {
-    attempt_records.Roster, attempt_records.Lost, leaves.Shape, saveable.Saveable, periodic_checkpoints.Memory,
+    attempt_records.Roster, attempt_records.Lost, leaves.Shape, saveable.Saveable, record_types.CheckpointMemory,
     record_types.NodeRequirement,
 }  # fmt: skip
 """Made anew, not changed, by whoever writes it; or Kubernetes' own."""

@@ -28,7 +28,6 @@ from kueue_integration.kube.resources import (
     RESOURCE_FLAVOR,
     annotation,
 )
-from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests, verbs
 from kueue_integration.requests.placement import HOSTNAME
 from singularity_proxy.protocol.messages import from_json, to_json
@@ -60,7 +59,7 @@ def running(**changes):
     """A job of 4 ranks that trains on ondemand."""
     attempt = samples.attempt(first_step=0, first_step_at=120.0)
     made = samples.job(history=[attempt], **changes)
-    made["metadata"]["annotations"][COMPLETIONS_EQUAL_PARALLELISM] = "true"
+    made["metadata"]["annotations"][job_names.COMPLETIONS_EQUAL_PARALLELISM] = "true"
     made["spec"]["template"] = {"spec": {"containers": []}}
     return made
 
@@ -159,7 +158,7 @@ def test_sizes_that_cannot_be(workers, fewest, message):
 
 def test_a_job_of_a_fixed_number_of_pods_is_not_resized():
     fixed = running()
-    del fixed["metadata"]["annotations"][COMPLETIONS_EQUAL_PARALLELISM]
+    del fixed["metadata"]["annotations"][job_names.COMPLETIONS_EQUAL_PARALLELISM]
     with pytest.raises(RequestRefusedError, match="its number of pods is fixed"):
         verbs.resize(cluster(fixed), "default", "digits", 2)
 

@@ -25,8 +25,10 @@ DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "annotation_readers": (
         {"kueue_integration/jobs/a.py": "annotation(job, a.ANN_A)\nwhole(job, ANN_B)\nx['annotations'][ANN_C]\n"
                                         "x['annotations'][ANN_C] = 1\nwritten(job, ANN_D)\nannotations.get(ANN_E)\n",
+         "kueue_integration/jobs/c.py": "from ..kube.resources import annotation\n",
+         "kueue_integration/controller/lease.py": "x = 1\n", "kueue_integration/drain/nodes.py": "message(n, ANN_F)\n",
          "kueue_integration/contract/b.py": "annotation(job, names.ANN_A)"},
-        ["a.py:1", "a.py:2", "a.py:3", "a.py:6"],
+        ["lease.py: reads no", "a.py:1", "a.py:2", "a.py:3", "a.py:6", "c.py:1"],
     ),
     "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
                      for name, top in checks.ERROR_TREES.items()}, ["should draw", "Other is not below"] * 7),

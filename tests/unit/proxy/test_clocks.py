@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kueue_integration
+from kueue_integration.contract import record_types as r
 from singularity_proxy.protocol import messages as m
 from singularity_proxy.protocol.decode import UnixTime
 from singularity_proxy.sidecar import peers, signed
@@ -23,9 +24,9 @@ TRAVEL = [
     m.Occupied, m.ProgressReply,
 ]  # fmt: skip
 KEPT = {
-    m.CheckpointRef, m.AttemptRecord, m.Preemptor, m.JobRequest, m.RequestStatus, m.Placement, m.Needs,
-    m.NodeRequirement, m.Reading, m.Skipped, m.Damage, m.Gpus, m.GpuFault, m.PodGpus, m.GpuProbe, m.Origin,
-    m.FailedRestore, m.Earlier,
+    m.CheckpointRef, r.AttemptRecord, r.Preemptor, r.JobRequest, r.RequestStatus, r.Placement, m.Needs,
+    r.NodeRequirement, m.Reading, r.Skipped, m.Damage, m.Gpus, m.GpuFault, m.PodGpus, m.GpuProbe, m.Origin,
+    m.FailedRestore, r.Earlier,
 }  # fmt: skip
 """In annotations, in a log, or parts of messages."""
 SHOWN = {"created_at"}
@@ -73,12 +74,12 @@ def test_no_message_between_machines_has_a_time_in_it(kind: type) -> None:
 def test_a_time_in_a_message_is_found() -> None:
     @dataclasses.dataclass(frozen=True)
     class Late:
-        record: m.AttemptRecord | None
+        record: r.AttemptRecord | None
         until: UnixTime | None = None
         deadline: float = 0.0
 
     # Its own scope has no names for get_type_hints.
-    Late.__annotations__ = {"record": m.AttemptRecord | None, "until": UnixTime | None, "deadline": float}
+    Late.__annotations__ = {"record": r.AttemptRecord | None, "until": UnixTime | None, "deadline": float}
     assert {"Late.until", "Late.deadline", "AttemptRecord.admitted_at"} <= set(times(Late))
 
 

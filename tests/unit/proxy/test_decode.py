@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kueue_integration.contract import record_types as r
 from singularity_proxy.protocol import decode, manifest
 from singularity_proxy.protocol import messages as m
 from singularity_proxy.protocol.decode import Unreadable
@@ -23,16 +24,16 @@ from singularity_proxy.sidecar.peers import Directive, PodReport
 GPUS = m.Gpus(
     8, 93.5, 70 << 30, 80 << 30, 4, 0, [m.GpuFault("GPU-0a1b-2c", 79, 2)], 1, 12.5, [m.PodGpus(3, [79], 1, 50.0)]
 )  # fmt: skip
-RECORD = m.AttemptRecord(
-    attempt=2, reservation="u/1", flavor="spot", pods=2, ranks=4, admitted_at=1.5e9, preemptor=m.Preemptor("w"),
+RECORD = r.AttemptRecord(
+    attempt=2, reservation="u/1", flavor="spot", pods=2, ranks=4, admitted_at=1.5e9, preemptor=r.Preemptor("w"),
     gpus=GPUS,
 )  # fmt: skip
 REF = m.CheckpointRef("a-1", 65537, 1, 7, 4, "gs://b/c", 10, 5, 1.5e9, "5" * 64, m.Needs("amd64", ["AVX"]))
-REQUEST = m.JobRequest(
-    "r", "migrate", 1.5e9, placement=m.Placement(["spot"], ["n"], [[m.NodeRequirement("k", "In", ["v"])]])
+REQUEST = r.JobRequest(
+    "r", "migrate", 1.5e9, placement=r.Placement(["spot"], ["n"], [[r.NodeRequirement("k", "In", ["v"])]])
 )
 GOOD: list[Any] = [
-    RECORD, REF, REQUEST, m.RequestStatus("r", "resize", "done", "m", 1.5e9),
+    RECORD, REF, REQUEST, r.RequestStatus("r", "resize", "done", "m", 1.5e9),
     m.Plan("restore", 1, 4, [0, 1], "a", 1), m.LauncherCommand(1, "dump", job=["a"]),
     m.LauncherEvent("reading", reading=m.Reading(1, 2, 0.5)), m.LauncherEvent("gpus", gpus=GPUS),
     m.LauncherEvent("dumped", save=SavePhases(0.5, dump=2.0)), PodReport(1, [], start=StartPhases(fetch=1.5)),
@@ -61,7 +62,7 @@ def test_every_extreme_is_a_value_or_a_reason(text: str) -> None:
     began = time.process_time()
     for found in (decode.json_value(text), decode.whole(text), decode.number(text), decode.moment(text)):
         assert _bounded(found) if not isinstance(found, Unreadable) else 0 < len(found.why) < 300
-    for cls in (m.AttemptRecord, m.CheckpointRef):
+    for cls in (r.AttemptRecord, m.CheckpointRef):
         assert isinstance(decode.message(cls, text), Unreadable)
         assert decode.messages(cls, text) == [] or isinstance(decode.messages(cls, text), Unreadable)
     assert time.process_time() - began < 1.0, "some reader is not linear in the length of the text"
@@ -112,7 +113,7 @@ def test_numbers_have_ranges() -> None:
     text = m.to_json(RECORD)
     for field, bad in (("attempt", -1), ("admitted_at", -1.0), ("admitted_at", 1e12)):
         changed = json.dumps({**json.loads(text), field: bad})
-        found = decode.message(m.AttemptRecord, changed)
+        found = decode.message(r.AttemptRecord, changed)
         assert isinstance(found, Unreadable) and f"AttemptRecord.{field}" in found.why, changed[:200]
     assert decode.message(m.Reading, '{"loss": 1e40}') == m.Reading(loss=1e40)
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kueue_integration.contract import record_types as r
 from singularity_proxy.protocol import decode
 from singularity_proxy.protocol import manifest as mf
 from singularity_proxy.protocol import messages as m
@@ -24,7 +25,7 @@ from singularity_proxy.sidecar.peers import Directive, PodReport
 
 T = TypeVar("T")
 MESSAGES: list[Any] = [
-    m.AttemptRecord, m.CheckpointFailure, m.CheckpointRef, m.Command, m.CommitRequest, m.Hello, m.HelloReply,
+    r.AttemptRecord, m.CheckpointFailure, m.CheckpointRef, m.Command, m.CommitRequest, m.Hello, m.HelloReply,
     m.LauncherCommand, m.LauncherEvent, m.Plan, m.Progress, Directive, PodReport,
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from singularity_proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
 
 from ..contract import job_names, kinds
 from ..kube import devices, server_time
-from ..kube.resources import Object, condition, is_true, label
+from ..kube.resources import condition, is_true, label
 from ..kube.resources import finished as finished
 
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
@@ -27,62 +27,62 @@ _NO_JOB = "UNKNOWN"
 
 
 # --- Job ----------------------------------------------------------------------------------------------------------
-def managed(job: Object | None) -> bool:
+def managed(job: Mapping[str, Any] | None) -> bool:
     return label(job, job_names.LABEL_MANAGED) == "true" and not delegated(job)
 
 
-def delegated(job: Object | None) -> bool:
+def delegated(job: Mapping[str, Any] | None) -> bool:
     """Whether MultiKueue runs the Job in another cluster: here it is only a record of what happens there."""
     return ((job or {}).get("spec") or {}).get("managedBy") == job_names.MULTIKUEUE_CONTROLLER
 
 
-def copied(obj: Object | None) -> bool:
+def copied(obj: Mapping[str, Any] | None) -> bool:
     """Whether MultiKueue has copied the Job or Workload into this cluster: its attempts are numbered elsewhere."""
     return label(obj, job_names.MULTIKUEUE_ORIGIN_LABEL) is not None
 
 
-def kept(job: Object) -> bool:
+def kept(job: Mapping[str, Any]) -> bool:
     """Whether a deletion of the Job waits until its records have been read."""
     return job_names.FINALIZER_RECORDS in (job["metadata"].get("finalizers") or ())
 
 
-def suspended(job: Object) -> bool:
+def suspended(job: Mapping[str, Any]) -> bool:
     return bool((job.get("spec") or {}).get("suspend"))
 
 
-def never_started(job: Object) -> bool:
+def never_started(job: Mapping[str, Any]) -> bool:
     """A Job as it was created, suspended: no start has ever changed its spec. Its version must guard what follows."""
     status = job.get("status") or {}
     untouched = job["metadata"].get("generation") == 1 and not status.get("startTime") and not status.get("active")
     return untouched and suspended(job)
 
 
-def failing(job: Object) -> bool:
+def failing(job: Mapping[str, Any]) -> bool:
     """Whether the Job controller has decided that the Job ends (a condition that precedes Complete and Failed)."""
     return any(is_true(job, name) for name in ("FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"))
 
 
-def leaves(workload: Object) -> bool:
+def leaves(workload: Mapping[str, Any]) -> bool:
     """Whether Kueue is about to suspend the Job: for a deleted Workload too, which keeps its quota until then."""
     return is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"]
 
 
-def parallelism(job: Object) -> int:
+def parallelism(job: Mapping[str, Any]) -> int:
     """Pods that run now when none is missing."""
     return int((job.get("spec") or {}).get("parallelism", 1))
 
 
 # --- Pods ---------------------------------------------------------------------------------------------------------
-def can_write(pod: Object) -> bool:
+def can_write(pod: Mapping[str, Any]) -> bool:
     """Whether a process of the pod may still be alive. A node that is silent leaves its pods here on purpose."""
     return (pod.get("status") or {}).get("phase") not in _TERMINAL
 
 
-def phase(pod: Object) -> str:
+def phase(pod: Mapping[str, Any]) -> str:
     return str((pod.get("status") or {}).get("phase", "Pending"))
 
 
-def end_of(pod: Object) -> LastWords | None:
+def end_of(pod: Mapping[str, Any]) -> LastWords | None:
     """How the first of the pod's containers that was not asked to end has ended; None if there is none.
 
     The launcher leaves its message in the container's termination message. If the kernel kills the whole container
@@ -106,24 +106,24 @@ def end_of(pod: Object) -> LastWords | None:
     return None
 
 
-def gone_at(pod: Object) -> float | None:
+def gone_at(pod: Mapping[str, Any]) -> float | None:
     """Unix seconds at which the kubelet kills a pod that is being deleted. None: it is not, or it has ended."""
     text = pod["metadata"].get("deletionTimestamp")
     return server_time.parse(str(text)) if text and can_write(pod) else None
 
 
-def created(obj: Object) -> float:
+def created(obj: Mapping[str, Any]) -> float:
     return server_time.parse(str(obj["metadata"]["creationTimestamp"]))
 
 
-def our_template(owner: Object) -> bool:
+def our_template(owner: Mapping[str, Any]) -> bool:
     """Whether pods made from the `template` of this Job or podset carry our label."""
     template = (owner.get("spec") or owner).get("template") or {}
     return label({"metadata": template.get("metadata") or {}}, job_names.LABEL_MANAGED) == "true"
 
 
 # --- Workload -----------------------------------------------------------------------------------------------------
-def check(workload: Object, name: str) -> Mapping[str, Any] | None:
+def check(workload: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """Our admission check's state in the Workload."""
     for item in (workload.get("status") or {}).get("admissionChecks") or ():
         if item.get("name") == name:
@@ -132,12 +132,12 @@ def check(workload: Object, name: str) -> Mapping[str, Any] | None:
     return None
 
 
-def has_our_pods(workload: Object) -> bool:
+def has_our_pods(workload: Mapping[str, Any]) -> bool:
     """Whether pods of a podset carry our label, which the label of the Workload's owner, if it has one yet, may not."""
     return any(map(our_template, (workload.get("spec") or {}).get("podSets") or ()))
 
 
-def reservation(workload: Object) -> str | None:
+def reservation(workload: Mapping[str, Any]) -> str | None:
     """Identity of the quota reservation, None without one."""
     if not is_true(workload, "QuotaReserved") or not (workload.get("status") or {}).get("admission"):
         return None
@@ -163,7 +163,7 @@ class Admission:
         return devices.flavor(self.flavors)
 
 
-def admission(workload: Object) -> Admission | None:
+def admission(workload: Mapping[str, Any]) -> Admission | None:
     """The current reservation, None without one. `count` falls back to the podset's own."""
     if reservation(workload) is None:
         return None
@@ -180,7 +180,7 @@ def admission(workload: Object) -> Admission | None:
     )
 
 
-def owner_job(workload: Object) -> str | None:
+def owner_job(workload: Mapping[str, Any]) -> str | None:
     """The name of the Workload's job (`kinds.job_key`), None if its owner is of another kind."""
     for owner in workload["metadata"].get("ownerReferences") or ():
         if (owner.get("kind"), str(owner.get("apiVersion", "")).partition("/")[0]) in _OWNERS:
@@ -188,7 +188,7 @@ def owner_job(workload: Object) -> str | None:
     return None
 
 
-def preemptor_uids(workload: Object) -> list[str]:
+def preemptor_uids(workload: Mapping[str, Any]) -> list[str]:
     """UIDs (Workload's, then its Job's) of who preempted this Workload last, from Kueue's message.
 
     Kueue keeps the message ("Previously: ...") when the Workload has quota again.

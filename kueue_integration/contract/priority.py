@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from singularity_proxy.protocol.decode import Count, UnixTime, Within
 from singularity_proxy.protocol.messages import to_json
 
-from ..contract import annotation_values, job_names
-from ..contract.annotation_values import readable
+from . import annotation_values, job_names
+from .annotation_values import readable
 
 Priority = Annotated[int, Within(-(2**31), 2**31 - 1)]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
-from singularity_proxy.protocol import decode
+from singularity_proxy.protocol import decode, names
 from singularity_proxy.protocol.messages import LastWords, to_json
 
-from ...contract import attempt_records, job_names
-from ...contract.annotation_values import readable, whole
-from ...kube.resources import Object, annotation
-from .. import views
-from .job import Job
+from ..contract import attempt_records, job_names
+from ..contract.annotation_values import readable, whole
+from ..kube.resources import Object, annotation
+from . import states
 from .part import Part
+from .view import Job
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
@@ -30,23 +31,25 @@ class Pod:
     name = Part(lambda raw: str(raw["metadata"]["name"]))
     short_uid = Part(lambda raw: str(raw["metadata"].get("uid", ""))[:8])
     """The first characters of its UID."""
-    phase = Part(views.phase)
-    can_write = Part(views.can_write)
+    phase = Part(states.phase)
+    can_write = Part(states.can_write)
     """A process of it may still be alive. A node that is silent leaves its pods in this state on purpose."""
     attempt_word = Part(lambda raw: annotation(raw, job_names.ANN_ATTEMPT))
     """The number of its attempt as it stands there: the fence has written it."""
     index = Part(lambda raw: readable(whole(raw, INDEX_ANNOTATION), None))
+    checkpoint = Part(lambda raw: annotation(raw, names.ANN_CHECKPOINT) or "")
+    """The checkpoint that it was started to restore, "" for none."""
     node = Part(_node)
     deleting = Part(lambda raw: bool(raw["metadata"].get("deletionTimestamp")))
     counted = Part(lambda raw: TRACKING_FINALIZER not in (raw["metadata"].get("finalizers") or ()))
     """The Job controller has counted it."""
-    end = Part(views.end_of)
+    end = Part(states.end_of)
     """How it ended, if nobody had asked it to."""
 
     @classmethod
-    def parse(cls, raw: Object) -> Pod:
+    def parse(cls, raw: Mapping[str, Any]) -> Pod:
         """No part of it raises because of text that a user can write into the pod."""
-        return cls(raw)
+        return cls(cast(Object, raw))
 
     @property
     def attempt(self) -> int | None:
@@ -57,12 +60,12 @@ class Pod:
     @property
     def created(self) -> float:
         """Unix seconds."""
-        return views.created(self.raw)
+        return states.created(self.raw)
 
     @property
     def gone_at(self) -> float | None:
         """Unix seconds at which the kubelet kills it. None: it is not being deleted, or it has ended."""
-        return views.gone_at(self.raw)
+        return states.gone_at(self.raw)
 
 
 def of_attempt(pods: Iterable[Pod], number: int) -> list[Pod]:

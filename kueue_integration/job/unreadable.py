@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from singularity_proxy.protocol.decode import Unreadable
 
-from ...contract import attempt_records
-from ...kube.resources import Object, annotation
+from ..contract import attempt_records
 from ..errors import BadAnnotationError
+from ..kube.resources import Object, annotation
 
 T = TypeVar("T")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from ...contract import job_names
-from ...kube import server_time
-from ...kube.resources import Object, annotation
-from ...planner import priority
-from .. import views
+from ..contract import job_names, priority
+from ..kube import server_time
+from ..kube.resources import Object, annotation
+from . import states
 from .part import Part
 
 State = Mapping[str, Any]
@@ -36,22 +35,22 @@ class Workload:
     """As it was read: for those who write it with its version."""
     uid = Part(lambda raw: str(raw["metadata"].get("uid", "")))
     name = Part(lambda raw: str(raw["metadata"].get("name", "")))
-    copied = Part(views.copied)
+    copied = Part(states.copied)
     """MultiKueue has copied it into this cluster: its attempts are numbered elsewhere."""
     deleting = Part(lambda raw: bool(raw["metadata"].get("deletionTimestamp")))
-    leaves = Part(views.leaves)
+    leaves = Part(states.leaves)
     """Kueue is about to suspend the Job: true of a deleted Workload too, which keeps its quota until then."""
     conditions = Part(_conditions)
     """By type, whatever their status."""
     checks = Part(_checks)
     """By name of the admission check."""
-    reservation = Part(views.reservation)
+    reservation = Part(states.reservation)
     """Identity of the quota reservation, None without one."""
-    admission = Part(views.admission)
+    admission = Part(states.admission)
     active = Part(lambda raw: (raw.get("spec") or {}).get("active", True) is not False)
     podset = Part(_podset)
     """A training Job has one."""
-    preemptor_uids = Part(views.preemptor_uids)
+    preemptor_uids = Part(states.preemptor_uids)
     reshape_reason = Part(lambda raw: annotation(raw, job_names.ANN_RESHAPE))
     """Our controller has taken it out of the queue to give it another shape: what was wrong."""
     paused = Part(lambda raw: annotation(raw, job_names.ANN_PAUSED) is not None)
@@ -60,17 +59,17 @@ class Workload:
     """The policy of the planner that has asked for that, "" for anybody else."""
     priority_mark = Part(priority.read)
     """A policy of the planner has changed its priority: which one, and since when."""
-    has_our_pods = Part(views.has_our_pods)
+    has_our_pods = Part(states.has_our_pods)
 
     @classmethod
-    def parse(cls, raw: Object) -> Workload:
+    def parse(cls, raw: Mapping[str, Any]) -> Workload:
         """No part of it raises because of text that a user can write into the Workload."""
-        return cls(raw)
+        return cls(cast(Object, raw))
 
     @property
     def created(self) -> float:
         """Unix seconds."""
-        return views.created(self.raw)
+        return states.created(self.raw)
 
     def condition(self, name: str) -> State:
         """The condition, whatever its status; empty without one."""

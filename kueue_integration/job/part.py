@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from ...kube.resources import Object
+from ..kube.resources import Object
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -1,10 +1,6 @@
 """What one look sees: a Job, its Workload, its pods and what is known around them. Pure.
 
-Each part is parsed when it is asked for first, once per look: a decision needs few of them.
-
-Here and in `contract` the text of annotations is known, and nowhere else in the controller. An annotation that cannot
-be read is a value in its field (`UnreadableAnnotation`). Whoever needs the field decides what that means: `required`
-raises, `readable_or` takes something else. What decides, writes or waits never belongs here.
+What stands on these objects is read in `job`. What decides, writes or waits never belongs here.
 """
 
 from __future__ import annotations
@@ -13,13 +9,13 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...contract.record_types import Preemptor
-from ...kube.resources import Object
-from ..machines import MachinesOf, unknown
-from .job import Job
-from .pods import Pod, ends_of, of_attempt, ranks_ended, roster_text
-from .unreadable import UnreadableAnnotation, readable_or, required
-from .workload import Workload
+from ..contract.record_types import Preemptor
+from ..job.pods import Pod, ends_of, of_attempt, ranks_ended, roster_text
+from ..job.unreadable import UnreadableAnnotation, readable_or, required
+from ..job.view import Job
+from ..job.workload import Workload
+from ..kube.resources import Object
+from .machines import MachinesOf, unknown
 
 __all__ = [
     "Job", "Pod", "Preemption", "Snapshot", "Surroundings", "UnreadableAnnotation", "Workload", "ends_of",

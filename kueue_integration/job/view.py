@@ -1,23 +1,32 @@
-"""A Job as one look sees it. JobSets and TrainJobs come here seen as Jobs (`kinds.as_job`)."""
+"""A Job as whoever looks at it sees it: its state, and all that stands on it. Pure.
+
+Each part is read when it is asked for first. JobSets and TrainJobs come here seen as Jobs (`kinds.as_job`).
+
+In this package and in `contract` the text of annotations is known, and nowhere else: `records` is the table of those
+on a Job. An annotation that cannot be read is a value in its field (`UnreadableAnnotation`). Whoever needs the field
+decides what that means: `required` raises, `readable_or` takes something else.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from singularity_proxy.protocol import names
+from singularity_proxy.protocol.decode import Unreadable
 from singularity_proxy.protocol.messages import CheckpointRef
 
-from ...contract import attempt_records, branches, job_names, leaves
-from ...contract.annotation_values import message, moment, readable, whole
-from ...contract.record_types import AttemptRecord, JobRequest, RequestStatus
-from ...kube.resources import Object, annotation
-from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
-from ...requests import periodic_checkpoints, placement, user_requests
-from .. import views
+from ..contract import annotation_values, attempt_records, branches, job_names, leaves
+from ..contract.annotation_values import message, moment, readable, whole
+from ..contract.record_types import AttemptRecord, CheckpointMemory, JobRequest, Placement, RequestStatus
+from ..kube.resources import Object, annotation
+from ..spec import save_interval
+from . import exchanges, states
 from .part import Part
 from .unreadable import UnreadableAnnotation, named, readable_or
 
+ANYWHERE = Placement()
 STOPPING = "kueue.x-k8s.io/stopping"
 """On a Job while Kueue puts its template back as it was."""
 
@@ -51,24 +60,39 @@ def _roster(raw: Object) -> attempt_records.Roster | None:
     return readable(message(raw, job_names.ANN_PODS, attempt_records.Roster), None)
 
 
+def _placement(raw: Object) -> Placement | Unreadable:
+    return message(raw, job_names.ANN_PLACEMENT, Placement) or ANYWHERE
+
+
+def _save_interval(raw: Object) -> save_interval.SaveInterval | None:
+    try:
+        return save_interval.parse(annotation(raw, job_names.ANN_CHECKPOINT_EVERY))
+    except ValueError:
+        return None
+
+
+def _checkpoint_memory(raw: Object) -> CheckpointMemory:
+    return readable(message(raw, job_names.ANN_CHECKPOINT_POLICY, CheckpointMemory), None) or CheckpointMemory()
+
+
 @dataclass(frozen=True)
 class Job:
     raw: Object
     """As it was read: for those who write it with its version, or ask what is no matter of this controller."""
     # --- from its labels, spec and status
-    managed = Part(views.managed)
-    copied = Part(views.copied)
+    managed = Part(states.managed)
+    copied = Part(states.copied)
     """MultiKueue has copied it into this cluster."""
-    kept = Part(views.kept)
+    kept = Part(states.kept)
     """Its deletion waits until its records have been read."""
     deleting = Part(lambda raw: bool(raw["metadata"].get("deletionTimestamp")))
-    suspended = Part(views.suspended)
-    never_started = Part(views.never_started)
-    end = Part(views.finished)
+    suspended = Part(states.suspended)
+    never_started = Part(states.never_started)
+    end = Part(states.finished)
     """Its Complete or Failed condition once it is True."""
-    failing = Part(views.failing)
+    failing = Part(states.failing)
     """The Job controller has decided that it ends."""
-    parallelism = Part(views.parallelism)
+    parallelism = Part(states.parallelism)
     """Pods that run now when none is missing."""
     began = Part(lambda raw: bool((raw.get("status") or {}).get("startTime")))
     """Kubernetes has started it, and Kueue has not put that back yet."""
@@ -89,6 +113,13 @@ class Job:
     checkpoints = Part(lambda raw: tuple(attempt_records.checkpoints(raw)))
     """The newest that were committed, oldest first; empty if they cannot be read: a new one can still be committed."""
     store = _word(job_names.ANN_STORE)
+    engine = Part(lambda raw: annotation(raw, job_names.ANN_ENGINE) or names.ENGINE_PROCESS)
+    """What of it is saved."""
+    curve = Part(lambda raw: annotation_values.value(raw, job_names.ANN_CURVE))
+    """JSON as it stands: [step, loss] pairs, where nobody has spoilt them."""
+    has_result = Part(lambda raw: annotation(raw, job_names.ANN_RESULT) is not None)
+    result = Part(lambda raw: annotation_values.value(raw, job_names.ANN_RESULT))
+    """JSON that rank 0's program has left, or why it cannot be read."""
     newer = Part(attempt_records.newer)
     """A newer release has written its records in a format that this one does not know."""
     workers = _count(job_names.ANN_WORKERS)
@@ -97,17 +128,20 @@ class Job:
     ranks_per_worker = _count(job_names.ANN_RANKS_PER_WORKER)
     """None: the number of ranks is the same in all attempts."""
     budget_s = Part(lambda raw: named(raw, job_names.ANN_BUDGET, attempt_records.budget(raw)))
-    placement = Part(lambda raw: named(raw, job_names.ANN_PLACEMENT, placement.of(raw)))
+    placement = Part(lambda raw: named(raw, job_names.ANN_PLACEMENT, _placement(raw)))
     placed = Part(lambda raw: annotation(raw, job_names.ANN_PLACEMENT) is not None)
     """A placement stands in the Job, whether or not it can be read."""
     roster = Part(_roster)
     lost = Part(attempt_records.lost)
     infrastructure_retries = Part(attempt_records.infrastructure_retries)
-    save_interval = Part(periodic_checkpoints.wish)
+    checkpoint_every = _word(job_names.ANN_CHECKPOINT_EVERY)
+    save_interval = Part(_save_interval)
     """Periodic checkpoints that it asks for; None for none, and for what cannot be read."""
-    change = Part(lambda raw: user_requests.exchange(raw, user_requests.CHANGE))
+    checkpoint_memory = Part(_checkpoint_memory)
+    """What was known when the last of these was asked for."""
+    change = Part(lambda raw: exchanges.exchange(raw, exchanges.CHANGE))
     """The last request that changes the Job, and its answer; the other requests are for checkpoints."""
-    checkpoint_request = Part(lambda raw: user_requests.exchange(raw, user_requests.CHECKPOINT))
+    checkpoint_request = Part(lambda raw: exchanges.exchange(raw, exchanges.CHECKPOINT))
     leave = Part(leaves.of)
     """The last voluntary stop, of whatever attempt; None also for what cannot be read."""
     rewinds = Part(lambda raw: tuple(branches.rewinds(raw)))
@@ -116,15 +150,15 @@ class Job:
     """The checkpoint of another job that whoever created it wants it to begin with."""
     stopping = Part(lambda raw: annotation(raw, STOPPING) is not None)
     """Kueue puts its template back as it was."""
-    tied = Part(lambda raw: annotation(raw, COMPLETIONS_EQUAL_PARALLELISM) == "true")
+    tied = Part(lambda raw: annotation(raw, job_names.COMPLETIONS_EQUAL_PARALLELISM) == "true")
     """Its completions follow its parallelism: its size may change."""
-    min_parallelism = _word(MIN_PARALLELISM)
+    min_parallelism = _word(job_names.MIN_PARALLELISM)
     """The fewest workers as Kueue knows it."""
 
     @classmethod
-    def parse(cls, raw: Object) -> Job:
+    def parse(cls, raw: Mapping[str, Any]) -> Job:
         """No part of it raises because of text that a user can write into the Job."""
-        return cls(raw)
+        return cls(cast(Object, raw))
 
     def text(self, name: str) -> str | None:
         """Annotation `name` as it stands: to show it or to copy it, never to take it apart."""
@@ -133,7 +167,7 @@ class Job:
     @property
     def created(self) -> float:
         """Unix seconds."""
-        return views.created(self.raw)
+        return states.created(self.raw)
 
     @property
     def going(self) -> bool:
@@ -214,9 +248,9 @@ class Job:
         found = self.leave
         return found if found is not None and record is not None and found.attempt == record.attempt else None
 
-    def exchange(self, slot: user_requests.Slot) -> user_requests.Exchange:
+    def exchange(self, slot: exchanges.Slot) -> exchanges.Exchange:
         """The request in `slot` and its answer."""
-        return self.change if slot is user_requests.CHANGE else self.checkpoint_request
+        return self.change if slot is exchanges.CHANGE else self.checkpoint_request
 
     @property
     def changing(self) -> tuple[JobRequest, RequestStatus] | None:
