@@ -10,15 +10,8 @@ It starts in a few seconds. Nothing runs the pods, no controller and no garbage 
 from __future__ import annotations
 
 import contextlib
-import json
-import socket
-import ssl
-import subprocess
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rendered import render
@@ -26,10 +19,11 @@ from rendered import render
 from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, KubeError
 from kueue_integration.kube import server_time
-from kueue_integration.kube.client import MERGE_PATCH, ApiKube, connect
+from kueue_integration.kube.client import MERGE_PATCH
 from kueue_integration.kube.resources import JOB, JOBSET, NAMESPACE, TRAINJOB, WORKLOAD, Kind, Object
+from localcluster.api_server import ADMIN, ApiServer, any_of
+from localcluster.api_server import api_server as started
 
-ADMIN = "admin"
 KUEUE = "system:serviceaccount:kueue-system:kueue-controller-manager"
 CONTROLLER = "system:serviceaccount:singularity-system:singularity-controller"
 MULTIKUEUE = "system:serviceaccount:singularity-system:singularity-multikueue"
@@ -41,7 +35,6 @@ ALLOWED = (
     "namespaces", "configmaps", "pods", "pods/status", "pods/ephemeralcontainers", "pods/exec", "pods/attach",
     "jobs", "jobs/status", "jobprogresses", "jobsets", "trainjobs", "workloads", "leases",
 )  # fmt: skip
-START_S = 90.0
 TEAM = "team"
 """Its namespace."""
 TRAINS = "trains"
@@ -54,118 +47,11 @@ _INSTALLED = (
 """Of the chart's objects: nothing else has a part in an admission."""
 
 
-@dataclass(frozen=True)
-class ApiServer:
-    """`folder` holds the kubeconfigs."""
-
-    url: str
-    folder: Path
-    _clients: dict[str, ApiKube] = field(default_factory=dict)
-
-    def kubeconfig(self, user: str) -> Path:
-        """Of one of ADMIN and OTHERS."""
-        path = self.folder / f"{user.replace(':', '-')}.kubeconfig"
-        cluster = {"server": self.url, "certificate-authority": str(self.folder / "certs" / "apiserver.crt")}
-        path.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "clusters": [{"name": "unit", "cluster": cluster}],
-                    "users": [{"name": "unit", "user": {"token": _token(user)}}],
-                    "contexts": [{"name": "unit", "context": {"cluster": "unit", "user": "unit"}}],
-                    "current-context": "unit",
-                }
-            )
-        )
-        return path
-
-    def kube(self, user: str = ADMIN) -> ApiKube:
-        if user not in self._clients:
-            self._clients[user] = connect(str(self.kubeconfig(user)))
-        return self._clients[user]
-
-
-def _token(user: str) -> str:
-    return f"token-of-{user.replace(':', '-')}"
-
-
 @contextlib.contextmanager
 def api_server(folder: Path, apiserver: str, etcd: str) -> Iterator[ApiServer]:
-    """`apiserver`, `etcd`: the programs; `folder`: an empty one for all that they write."""
-    port, client, peer = _free_ports(3)
-    keys = [str(folder / "sa.key"), str(folder / "sa.pub")]
-    _run("openssl", "genrsa", "-out", keys[0], "2048")
-    _run("openssl", "rsa", "-in", keys[0], "-pubout", "-out", keys[1])
-    users = [f'{_token(ADMIN)},{ADMIN},0,"system:masters"', *(f"{_token(u)},{u},{u}" for u in OTHERS)]
-    (folder / "tokens.csv").write_text("\n".join(users) + "\n")
-    store = f"http://127.0.0.1:{client}"
-    mate = f"http://127.0.0.1:{peer}"
-    commands = {
-        "etcd": [
-            etcd, f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={store}", f"--advertise-client-urls={store}",
-            f"--listen-peer-urls={mate}", f"--initial-advertise-peer-urls={mate}", f"--initial-cluster=default={mate}",
-            "--unsafe-no-fsync", "--log-level=warn",
-        ],
-        "kube-apiserver": [
-            apiserver, f"--etcd-servers={store}", f"--secure-port={port}", "--bind-address=127.0.0.1",
-            f"--cert-dir={folder / 'certs'}", f"--token-auth-file={folder / 'tokens.csv'}",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={keys[1]}",
-            f"--service-account-signing-key-file={keys[0]}", "--service-cluster-ip-range=10.0.0.0/24",
-            "--authorization-mode=RBAC", "--allow-privileged=true", "--profiling=false",
-        ],
-    }  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_process(words, folder / f"{name}.log")) for name, words in commands.items()]
-        server = ApiServer(f"https://127.0.0.1:{port}", folder)
-        _until_ready(server, processes)
-        _allow(server.kube())
+    """One that knows all of OTHERS."""
+    with started(folder, apiserver, etcd, OTHERS, ALLOWED) as server:
         yield server
-
-
-def _allow(kube: ApiKube) -> None:
-    rules = [{"apiGroups": ["*"], "resources": [*ALLOWED], "verbs": ["*"]}]
-    subjects = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user} for user in OTHERS]
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "unit"}
-    base = "/apis/rbac.authorization.k8s.io/v1"
-    meta = {"name": "unit"}
-    kube._json("POST", f"{base}/clusterroles", body={"metadata": meta, "rules": rules})
-    kube._json("POST", f"{base}/clusterrolebindings", body={"metadata": meta, "roleRef": role, "subjects": subjects})
-
-
-@contextlib.contextmanager
-def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(30)
-
-
-def _until_ready(server: ApiServer, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    context = ssl._create_unverified_context()
-    end = time.monotonic() + START_S
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/readyz", timeout=5, context=context):
-            return
-        logs = "\n".join(path.read_text()[-2000:] for path in server.folder.glob("*.log"))
-        assert all(process.poll() is None for process in processes), logs
-        assert time.monotonic() < end, f"the API server is not ready after {START_S} s: {logs}"
-        time.sleep(0.1)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class Policies:
@@ -179,7 +65,7 @@ class Policies:
             self._make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
             account = {"name": "default", "namespace": name}
             self._make({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})  # pods need it
-        for made in (*(_crd(kind) for kind in (JOBSET, TRAINJOB, WORKLOAD)), *objects.values()):
+        for made in (*(any_of(kind) for kind in (JOBSET, TRAINJOB, WORKLOAD)), *objects.values()):
             if made["kind"] in _INSTALLED:
                 self._make(made)
         first = self.job("until-it-holds")
@@ -276,17 +162,3 @@ class Policies:
 
 def _plural(kind: str) -> str:
     return f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
-
-
-def _crd(kind: Kind) -> Object:
-    """Any object at all may be one of this kind."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": kind.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    spec = {
-        "group": kind.group,
-        "names": {"kind": kind.name, "plural": kind.plural},
-        "scope": "Namespaced",
-        "versions": [version],
-    }
-    meta = {"name": f"{kind.plural}.{kind.group}", "annotations": {"api-approved.kubernetes.io": "unapproved, a test"}}
-    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": meta, "spec": spec}
