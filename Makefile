@@ -105,8 +105,9 @@ docs: $(STAMP) ## the documentation site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/search_words.py build/site/search/search_index.json
 
-chart-docs: $(STAMP) ## charts/singularity/README.md, from the chart's values
+chart-docs: $(STAMP) ## charts/singularity/README.md, from the chart's values, and the dashboards, from docs/dashboards.py
 	$(BIN)/python docs/chart_reference.py
+	$(BIN)/python docs/dashboards.py
 
 lock: $(STAMP) ## take the newest versions that pyproject.toml allows into requirements.lock
 	@{ grep '^#' requirements.lock; echo scikit-learn | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

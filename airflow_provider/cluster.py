@@ -14,6 +14,9 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHo
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.client import ApiKube, Kube
 
+PART = "airflow-provider-singularity"
+"""How the API server knows this program: in its audit log, and in `managedFields` of what it writes."""
+
 
 def connect(conn_id: str) -> tuple[Kube, str]:
     """The facade of the cluster behind `conn_id`, and the connection's namespace ("default" if it names none).
@@ -25,11 +28,11 @@ def connect(conn_id: str) -> tuple[Kube, str]:
 
 def opened(hook: KubernetesHook) -> tuple[Kube, str]:
     """What `connect` returns, of a hook that has been looked at."""
-    return ApiKube(hook.get_conn()), hook.get_namespace() or "default"
+    return ApiKube(hook.get_conn(), part=PART), hook.get_namespace() or "default"
 
 
 @asynccontextmanager
 async def connect_async(conn_id: str) -> AsyncIterator[AsyncKube]:
     """One client (one TLS context, one connection pool) for as long as the context lasts; for triggers."""
     async with AsyncKubernetesHook(conn_id=conn_id).get_conn() as api:
-        yield AsyncKube(api)
+        yield AsyncKube(api, PART)

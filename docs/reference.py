@@ -168,18 +168,19 @@ def annotations() -> str:
 
 
 def metrics() -> str:
-    source = ROOT / "kueue_integration/controller/metrics.py"
+    sources = "kueue_integration/controller/metrics.py", "kueue_integration/controller/vitals.py"
+    kinds = {"COUNTERS": "counter", "GAUGES": "gauge", "HISTOGRAMS": "histogram"}
     rows: list[tuple[str, ...]] = []
-    for node in ast.parse(source.read_text()).body:
+    for node in [node for source in sources for node in ast.parse((ROOT / source).read_text()).body]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
-            kind = {"_COUNTERS": "counter", "_GAUGES": "gauge", "_HISTOGRAMS": "histogram"}.get(node.target.id)
+            kind = kinds.get(node.target.id.lstrip("_"))
             for key, value in zip(node.value.keys, node.value.values, strict=True):
                 if kind and isinstance(value, ast.Tuple) and key is not None:
                     labels = ast.literal_eval(value.elts[1])
                     shown = ", ".join(f"`{label}`" for label in labels)
                     rows.append((f"`{ast.literal_eval(key)}`", kind, shown, str(ast.literal_eval(value.elts[0]))))
     return (
-        f"# Metrics of the controller\n\n{NOTE.format('kueue_integration/controller/metrics.py')}\n"
+        f"# Metrics of the controller\n\n{NOTE.format('` and `'.join(sources))}\n"
         + table(("metric", "type", "labels", "meaning"), sorted(rows))
         + "\nThe page [Metrics](../metrics.md) says how to scrape them and which alerts are worth having.\n"
     )

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from singularity_proxy.protocol.listener import Listener, Protocols
 
-from .controller import config, logs
+from .controller import config, logs, vitals
 from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
 from .controller.reconciler import Reconciler
@@ -27,6 +27,8 @@ from .multikueue.reconciler import MultiKueueReconciler
 
 log = logging.getLogger("controller")
 
+PART = "singularity-controller"
+"""How the API server knows this program: in its audit log, and in `managedFields` of what it writes."""
 EXTRA_THREADS = 4
 """For what is not a call of the pods: the numbers, the end."""
 STUCK_S = 60.0
@@ -49,8 +51,9 @@ def unhealthy(silent_s: float, listed: bool, idle_s: float) -> str:
 
 async def serve(settings: config.Config) -> None:
     """Run until SIGTERM or SIGINT."""
-    kube = connect(settings.kubeconfig)
     metrics, hub = Metrics(), Hub()
+    told = vitals.of_requests(metrics)
+    kube = connect(settings.kubeconfig, part=PART, told=told)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(EXTRA_THREADS, thread_name_prefix="extra"))
     hub.attach(loop)
@@ -67,7 +70,7 @@ async def serve(settings: config.Config) -> None:
     # A leader that does not see the objects would hold preemptions back and do nothing about them.
     # A client of its own: an answer that never comes is given up while the Lease lasts, and waits for no connection.
     keeper = LeaseKeeper(
-        connect(settings.kubeconfig, timeout_s=settings.lease_timeout_s),
+        connect(settings.kubeconfig, timeout_s=settings.lease_timeout_s, part=PART, told=told),
         settings.namespace,
         settings.lease_name,
         settings.identity,
@@ -80,6 +83,7 @@ async def serve(settings: config.Config) -> None:
         overdue=reconciler.overdue.entries,
     )
     reconciler.leads = lambda: keeper.leads
+    metrics.compute(vitals.of_lease(keeper.age, settings.lease_duration_s))
 
     multikueue = None
     if settings.multikueue_namespace:

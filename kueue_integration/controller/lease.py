@@ -82,6 +82,10 @@ class LeaseKeeper:
                 log.warning("lease not given up: %s", error)
         self._leads = False
 
+    def age(self) -> float:
+        """Seconds since the Lease was renewed, as this replica has seen it; since our start while it has seen none."""
+        return time.monotonic() - max(self._renewed, self._seen_at)
+
     def idle_for(self) -> float:
         """Seconds since the last good state: this replica led, another replica led, or the API server gave no answer,
         so that none could lead. A thread that hangs counts as idle, too."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+from . import vitals
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +45,10 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_gpu_ecc_errors_total": ("Memory errors of GPUs while attempts ran.", ("kind",)),
     "singularity_steps_lost_total": ("Steps that were run and had to be run again.", ()),
     "singularity_seconds_lost_total": ("Seconds of training that a later attempt started without.", ()),
+    **vitals.COUNTERS,
 }
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_leader": ("1 while this replica acts.", ()),
-    "singularity_queue_depth": ("Keys that wait for the worker.", ()),
     "singularity_hold_policy_missing": ("1 while the hold's policy or its binding is not there.", ()),
     "singularity_guard_policies_missing": ("Guard policies that are not there, or their binding.", ()),
     "singularity_holds_active": ("Jobs whose preemption waits for a checkpoint now.", ()),
@@ -64,6 +66,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         "The same promise, the mean over the jobs of a LocalQueue.", ("namespace", "queue")),
     "singularity_tenant_device_time_delivered_ratio": (
         "What the same jobs of a LocalQueue were served.", ("namespace", "queue")),
+    **vitals.GAUGES,
 }
 _LATENCY = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _WAIT = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 24 * 3600.0, 72 * 3600.0)
@@ -80,7 +83,16 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
         "From admission until the first step was complete, fresh or restored.", ("start",), _LATENCY),
     "singularity_queue_wait_seconds": (
         "From being queued (again) until admission.", ("queued",), _WAIT),
+    **vitals.HISTOGRAMS,
 }  # fmt: skip
+
+
+
+def series_names() -> Iterator[str]:
+    """Return the names under which Prometheus knows all this."""
+    yield from (*_COUNTERS, *_GAUGES)
+    yield from (f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count"))
+
 
 Series = dict[tuple[str, ...], float]
 """Label values -> value, all series of one gauge; the key is () for a gauge without labels."""
@@ -98,7 +110,7 @@ class Metrics:
             n: Counter(n, text, labels, registry=self._registry) for n, (text, labels) in _COUNTERS.items()
         }
         self._gauges = {n: Gauge(n, text, labels, registry=self._registry) for n, (text, labels) in _GAUGES.items()}
-        self._compute: Callable[[], Iterable[tuple[str, Series]]] = tuple
+        self._computed: list[Callable[[], Iterable[tuple[str, Series]]]] = []
         self._scrape = threading.Lock()
         self._histograms = {
             n: Histogram(n, text, labels, registry=self._registry, buckets=buckets)
@@ -118,8 +130,8 @@ class Metrics:
         self._histograms[name].labels(label).observe(seconds)
 
     def compute(self, gauges: Callable[[], Iterable[tuple[str, Series]]]) -> None:
-        """Ask `gauges` for all series of some gauges at every scrape: series that no longer exist disappear."""
-        self._compute = gauges
+        """Ask `gauges`, too, for all series of some gauges at every scrape: series that no longer exist disappear."""
+        self._computed.append(gauges)
 
     def value(self, name: str, label: str = "") -> float:
         """A counter, a gauge, or the number of observations of a histogram; 0 when nothing is known."""
@@ -132,12 +144,13 @@ class Metrics:
     def text(self) -> str:
         """The exposition format, version 0.0.4."""
         with self._scrape:
-            try:
-                for name, series in self._compute():
-                    self._show(name, series)
-            except Exception:  # the other numbers are wanted most when something is wrong
-                self.add("singularity_errors_total")
-                log.exception("gauges")
+            for compute in self._computed:
+                try:
+                    for name, series in compute():
+                        self._show(name, series)
+                except Exception:  # the other numbers are wanted most when something is wrong
+                    self.add("singularity_errors_total")
+                    log.exception("gauges")
             return generate_latest(self._registry).decode()
 
     def _show(self, name: str, series: Series) -> None:

@@ -20,7 +20,7 @@ from ..errors import Conflict, KubeError
 from ..job import records, states
 from ..kube.client import Kube
 from ..kube.resources import Object, version_of
-from . import device_time, installed
+from . import device_time, installed, vitals
 from .agent_images import AgentImages
 from .cache import World, job_of
 from .forever import Skips, backoff_s, forever
@@ -98,11 +98,16 @@ class Reconciler:
         self.leads: Callable[[], bool] = lambda: False
         self._meter = Meter(metrics, lambda: self.leads())
         metrics.compute(self._gauges)
+        metrics.compute(self._vitals)
 
     def _gauges(self) -> Iterable[tuple[str, Series]]:
         leads, tiers = (lambda: self.leads()), self._settings.planner.sla_tiers
         yield from live_gauges(self.world, leads, self._skips, self._now)
         yield from device_time.gauges(self.world, leads, self._skips, self._now, tiers)
+
+    def _vitals(self) -> Iterable[tuple[str, Series]]:
+        copies = {one.kind.plural: one for one in (*self.world.informers, *self.world.beside)}
+        return vitals.of_work(self.silent_for(), {"jobs": self.queue.due(), "plans": self.plans.due()}, copies)
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -182,15 +187,16 @@ class Reconciler:
 
     def _turn(self, queue: WorkQueue[Task]) -> None:
         task = queue.claim(timeout_s=1.0)
-        self._metrics.set("singularity_queue_depth", len(self.queue))
         if task is None:
             return
+        began = time.monotonic()
         try:
             if task == CANARY:  # also where another replica acts: this one may have to take over
                 self._canary_at = time.monotonic()
                 queue.add(CANARY, CANARY_S)
             elif self.leads():  # if not: whoever takes over looks at everything
                 self.handle(task)
+                self._metrics.observe("singularity_task_seconds", task.kind, time.monotonic() - began)
         finally:
             queue.done(task)
 

@@ -26,6 +26,12 @@ class WorkQueue(Generic[K]):
         with self._changed:
             return len(self._due)
 
+    def due(self) -> int:
+        """Keys whose time has come and that nobody has taken."""
+        now = time.monotonic()
+        with self._changed:
+            return sum(when <= now for when in self._due.values())
+
     def add(self, key: K, delay_s: float = 0.0) -> None:
         """Make `key` due in `delay_s` seconds; an earlier time that it has already stands."""
         when = time.monotonic() + max(0.0, delay_s)

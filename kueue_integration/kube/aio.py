@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from singularity_proxy.protocol import decode
+from singularity_proxy.protocol import VERSION, decode
 
 from ..errors import Conflict, NotFound, Unreachable
 from .answers import LISTEN_S, broken_watch, refusal, watch_query
@@ -26,8 +26,9 @@ class AsyncKube:
     Only what a triggerer needs: `client.ApiKube` has the rest.
     """
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Any, part: str = "singularityctl") -> None:
         self._api = api
+        self._api.user_agent = f"{part}/{VERSION}"
 
     async def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
         """All objects and the resourceVersion to watch from."""

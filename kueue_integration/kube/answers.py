@@ -15,6 +15,16 @@ LISTEN_S = 15.0
 died silently."""
 
 
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def verb(method: str, query: Mapping[str, object]) -> str:
+    """Return the verb of a request as Kubernetes' own metrics name it. A read with a selector is a list."""
+    if query.get("watch"):
+        return "watch"
+    return "list" if "labelSelector" in query else _VERBS.get(method, method.lower())
+
+
 def refusal(method: str, path: str, status: int, body: bytes) -> KubeError:
     """The error for an answer that is none of 200 to 299. `body` need not be JSON."""
     try:

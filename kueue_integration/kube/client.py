@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,10 +19,10 @@ import urllib3
 import yaml
 from kubernetes import client, config
 
-from singularity_proxy.protocol import decode
+from singularity_proxy.protocol import VERSION, decode
 
 from ..errors import PlatformError, Unreachable
-from .answers import LISTEN_S, broken_watch, refusal, watch_query
+from .answers import LISTEN_S, broken_watch, refusal, verb, watch_query
 from .api import Kube, with_precondition
 from .resources import POD, Kind, Object, kind_of
 
@@ -31,6 +32,7 @@ DEFAULT_NAMESPACE = "default"
 IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_TIMEOUT_S = 30.0
+PART = "singularityctl"
 CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS = 64
 """Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
@@ -40,11 +42,26 @@ PAGE = 500
 """Objects in one part of a list, as in client-go."""
 
 
-class ApiKube(Kube):
-    """A real API server behind a `kubernetes.client.ApiClient`. `timeout_s`: the longest silence in an answer."""
+Told = Callable[[str, float, bool], None]
 
-    def __init__(self, api_client: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+
+def _untold(verb: str, seconds: float, failed: bool) -> None:
+    return None
+
+
+class ApiKube(Kube):
+    """A real API server behind a `kubernetes.client.ApiClient`. `timeout_s`: the longest silence in an answer.
+
+    `part` of this project: the API server notes it in `managedFields` of what is written, and in its audit log.
+    `told` hears of each request: its verb, the seconds until the answer began, and whether the API server failed.
+    """
+
+    def __init__(
+        self, api_client: Any, timeout_s: float = REQUEST_TIMEOUT_S, part: str = PART, told: Told = _untold
+    ) -> None:
         self._api = api_client
+        self._api.user_agent = f"{part}/{VERSION}"
+        self._told = told
         self.server = str(api_client.configuration.host)
         self._timeout_s = timeout_s
         self._pool: urllib3.PoolManager = api_client.rest_client.pool_manager
@@ -68,6 +85,7 @@ class ApiKube(Kube):
         url = self.server + path
         if params:
             url += "?" + urlencode(params)
+        began, status = time.monotonic(), 0
         try:
             response = self._pool.request(
                 method,
@@ -84,6 +102,11 @@ class ApiKube(Kube):
             )
         except urllib3.exceptions.HTTPError as error:
             raise Unreachable(f"{method} {url}: no answer from the API server: {error}") from error
+        else:
+            status = response.status
+        finally:
+            failed = status in (0, 429) or status >= 500
+            self._told(verb(method, query or {}), time.monotonic() - began, failed)
         if not 200 <= response.status < 300:
             try:
                 raise refusal(method, path, response.status, response.data)
@@ -220,11 +243,15 @@ class ApiKube(Kube):
 
 
 def connect(
-    kubeconfig: str | None = None, context: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+    part: str = PART,
+    told: Told = _untold,
 ) -> ApiKube:
     """A client for the cluster of `kubeconfig`, else of $KUBECONFIG, else of the pod we run in, else of ~/.kube/config.
 
-    `timeout_s`: the longest silence in an answer. Raises PlatformError when none of them is there.
+    `timeout_s`, `part`, `told`: as in ApiKube. Raises PlatformError when none of them is there.
     """
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = max(CONNECTIONS, configuration.connection_pool_maxsize)
@@ -238,7 +265,7 @@ def connect(
             f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster of a checkout: "
             "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
         ) from error
-    return ApiKube(client.ApiClient(configuration), timeout_s)
+    return ApiKube(client.ApiClient(configuration), timeout_s, part, told)
 
 
 def namespace_of(kubeconfig: str | None = None, context: str | None = None) -> str:
@@ -279,4 +306,4 @@ def connect_to(kubeconfig: Mapping[str, Any]) -> ApiKube:
         config.load_kube_config_from_dict(dict(kubeconfig), client_configuration=configuration)
     except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
         raise PlatformError(f"not a kubeconfig: {error}") from error
-    return ApiKube(client.ApiClient(configuration))
+    return ApiKube(client.ApiClient(configuration), part="singularity-multikueue")

@@ -318,8 +318,10 @@ def test_metrics_objects_come_only_when_asked_for():
     monitor = wanted["PodMonitor", job_names.CONTROLLER_NAME]
     ports = wanted["Deployment", job_names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"][0]["ports"]
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in ports}
-    board = json.loads(wanted["ConfigMap", "singularity-dashboard"]["data"]["singularity.json"])
-    assert len(board["panels"]) >= 8
+    boards = wanted["ConfigMap", "singularity-dashboard"]["data"]
+    assert {name: len(json.loads(text)["panels"]) >= 8 for name, text in boards.items()} == {
+        "singularity-control-plane.json": True, "singularity-jobs.json": True, "singularity-planner.json": True,
+    }  # fmt: skip
 
 
 def test_adoption_is_refused_where_the_api_server_cannot_do_it():

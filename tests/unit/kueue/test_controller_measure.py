@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -201,10 +200,7 @@ def test_the_reconciler_measures_what_it_sees():
     assert kube.find(JOB, scene.NS, "train") is not None
 
 
-def test_every_metric_is_documented_and_in_the_dashboard_only_if_it_exists():
+def test_every_metric_is_documented():
     known = {*metrics_module._COUNTERS, *metrics_module._GAUGES, *metrics_module._HISTOGRAMS}
     documented = set(re.findall(r"`(singularity_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
     assert documented == known
-    board = json.loads((ROOT / "charts" / "singularity" / "dashboards" / "singularity.json").read_text())
-    used = {name for p in board["panels"] for t in p["targets"] for name in re.findall(r"singularity_\w+", t["expr"])}
-    assert {re.sub(r"_bucket$", "", name) for name in used} <= known

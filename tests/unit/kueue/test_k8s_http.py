@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import threading
@@ -81,10 +82,13 @@ def server() -> Iterator[Server]:
     made.http.server_close()
 
 
-def kube(url: str) -> ApiKube:
+MADE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n", "name": "c"}}
+
+
+def kube(url: str, **told: Any) -> ApiKube:
     configuration = client.Configuration(host=url)
     configuration.api_key = {"authorization": "Bearer secret"}
-    return ApiKube(client.ApiClient(configuration))
+    return ApiKube(client.ApiClient(configuration), part="a-part", **told)
 
 
 def status(code: int, reason: str, message: str) -> bytes:
@@ -113,6 +117,30 @@ def test_each_refusal_has_its_error(server: Server, code: int, reason: str, erro
         kube(server.url).get_job("n", "j")
     assert type(raised.value) is error
     assert (raised.value.status, raised.value.reason, raised.value.transient) == (code, reason, transient)
+
+
+@pytest.mark.parametrize(("code", "failed"), [(200, False), (404, False), (409, False), (429, True), (500, True)])
+def test_each_request_is_told_with_its_verb(server: Server, code: int, failed: bool) -> None:
+    heard: list[tuple[str, bool]] = []
+    one = kube(server.url, told=lambda verb, seconds, failed: heard.append((verb, failed)))
+    server.status, server.chunks = code, [b'{"items": [], "metadata": {}}']
+    for ask in (
+        lambda: one.get_job("n", "j"), lambda: one.list(JOB, "n"), lambda: list(one.watch(JOB, timeout_s=1)),
+        lambda: one.patch_job("n", "j", {}), lambda: one.delete(JOB, "n", "j"), lambda: one.create(MADE),
+        lambda: one.replace(MADE),
+    ):  # fmt: skip
+        with contextlib.suppress(KubeError, KeyError):
+            ask()
+    verbs = ["get", "list", "watch", "patch", "delete", "create", "update"]
+    assert heard == [(verb, failed) for verb in verbs]
+    assert {sent[2]["User-Agent"].partition("/")[0] for sent in server.asked} == {"a-part"}
+
+
+def test_no_answer_is_a_failure() -> None:
+    heard: list[bool] = []
+    with pytest.raises(Unreachable):
+        kube("http://127.0.0.1:1", told=lambda verb, seconds, failed: heard.append(failed)).get_job("n", "j")
+    assert heard == [True]
 
 
 def test_a_proxy_that_answers_html(server: Server) -> None:
