@@ -107,14 +107,19 @@ class Notes:
 
     # --- news -----------------------------------------------------------------------------------------------------
     def take(self, job: Object, text: str, stored: bool = False) -> None:
-        """The pods of `job` have said `text`. `stored`: it stands on the Job already, so it needs no object."""
+        """The pods of `job` have said `text`. `stored`: it stands on the Job already, so it needs no object.
+
+        A word that comes after a later one says nothing: steps only grow within an attempt, whatever clocks do.
+        """
         uid, note = str(job["metadata"]["uid"]), attempt_records.note(text)
         if not isinstance(note, ProgressNote):
             return
         with self._lock:
             held = self._held.setdefault(uid, _Held(text, note))
-            held.text, held.note, held.job, held.shown = text, note, job, None
             now = held.heard_at = time.monotonic()
+            if (note.attempt, note.step) < (held.note.attempt, held.note.step):
+                return
+            held.text, held.note, held.job, held.shown = text, note, job, None
             if stored:
                 held.written = text
                 return

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kueue_integration.contract import job_names
 from kueue_integration.contract.record_types import AttemptRecord
-from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, WORKLOAD, Kind
+from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, PROGRESS, WORKLOAD, Kind
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
@@ -30,6 +30,8 @@ class ApiServer:
         self.down = False
         self.refused: set[str] = set()
         """Plurals that the caller has no permission for."""
+        self.missing: set[str] = {PROGRESS.plural}
+        """Plurals of kinds that are not installed: an older release of the chart had no JobProgress."""
         self.gone_after = 0
         """Watches from a resourceVersion below this one get 410, as after a compaction."""
         self.deletions: list[tuple[str, str]] = []
@@ -93,7 +95,7 @@ class ApiServer:
     # --- HTTP -------------------------------------------------------------------------------------------------------
     def app(self) -> web.Application:
         app = web.Application()
-        for prefix in ("/apis/batch/v1", "/apis/kueue.x-k8s.io/v1beta2"):
+        for prefix in ("/apis/batch/v1", "/apis/kueue.x-k8s.io/v1beta2", "/apis/singularity.dev/v1"):
             app.router.add_get(prefix + "/namespaces/{namespace}/{plural}", self._collection)
             app.router.add_get(prefix + "/namespaces/{namespace}/{plural}/{name}", self._get)
             app.router.add_patch(prefix + "/namespaces/{namespace}/{plural}/{name}", self._patch)
@@ -130,6 +132,8 @@ class ApiServer:
 
     async def _collection(self, request: web.Request) -> web.StreamResponse:
         plural = request.match_info["plural"]
+        if plural in self.missing:
+            return _status(404, "the server could not find the requested resource")
         verb = "watch" if request.query.get("watch") == "true" else "list"
         self.requests.append((verb, plural))
         if self.down:
@@ -138,9 +142,10 @@ class ApiServer:
             await asyncio.sleep(0.1)  # later than the answer for the other kind: the worse order
             return _status(403, f"{plural} is forbidden")
         assert request.match_info["namespace"] == NAMESPACE
-        assert request.query["labelSelector"]
+        query = request.query.get("labelSelector", "")
+        assert query or plural == PROGRESS.plural
         if verb == "list":
-            wanted = [term.partition("=") for term in request.query["labelSelector"].split(",")]
+            wanted = [term.partition("=") for term in query.split(",") if term]
             items = [
                 obj
                 for (kind, _), obj in self.objects.items()

@@ -761,3 +761,30 @@ async def test_a_flood_of_news_delays_no_commit_and_no_hello(served, monkeypatch
     for one in flood:
         one.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_an_api_server_that_is_slow_about_progress_delays_nobody_else(served, monkeypatch):
+    """As long as a request may take: its writers wait, and nothing waits for them."""
+    begun, free, patch = threading.Event(), threading.Event(), served.kube.patch
+
+    def patched(kind, *args, **more):
+        if kind is PROGRESS:
+            begun.set()
+            assert free.wait(30)
+        return patch(kind, *args, **more)
+
+    monkeypatch.setattr(served.kube, "patch", patched)
+    served.world.notes.start()
+    for step in (1, 7):
+        assert (await served.post("/v1/progress", told(step)))[0] == 200
+    await eventually(begun.is_set)
+    began = time.monotonic()
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    assert (await served.post("/v1/hello", HELLO, "follower"))[0] in (200, 202)
+    assert (await served.post("/v1/progress", told(9)))[0] in (200, 409)
+    assert time.monotonic() - began < 5
+    assert served.kube.list(PROGRESS, NS) == []
+    free.set()
+    served.world.notes.stop()
+    (found,) = served.kube.list(PROGRESS, NS)
+    assert json.loads(progress_objects.note_of(found))["step"] >= 7, "what waited is written in the end"

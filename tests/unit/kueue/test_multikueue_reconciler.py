@@ -14,7 +14,7 @@ import pytest
 from controller_scene import CHECK, NS, pod
 from test_multikueue_plan import NAME, copy, local, ran, there
 
-from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract import attempt_records, job_names, progress_objects
 from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, PlatformError, Unreachable
@@ -68,13 +68,20 @@ class Land:
     def __init__(self) -> None:
         self.manager = FakeKube(*map(declared, CLUSTERS), *map(secret, CLUSTERS))
         self.workers = {name: FakeKube() for name in CLUSTERS}
+        self.noted: list[tuple[str, str]] = []
+        """UID of the manager's job, and what was told of its progress."""
         self.reconciler = self.new()
 
     def new(self) -> MultiKueueReconciler:
         def connector(config: Any) -> FakeKube:
             return self.workers[config["server"]]
 
-        return MultiKueueReconciler(self.manager, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector)
+        def noted(job: Object, text: str) -> None:
+            self.noted.append((job["metadata"]["uid"], text))
+
+        return MultiKueueReconciler(
+            self.manager, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector, noted=noted
+        )
 
     def start(self) -> None:
         self.reconciler.start()
@@ -137,6 +144,28 @@ def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
     assert updates[job_names.ANN_ATTEMPT] == "2" and updates[names.ANN_CHECKPOINT] == scene.checkpoint().id
     first, second = attempt_records.history(land.job())
     assert (first.cluster, second.cluster, second.restored_from) == ("a", "b", scene.checkpoint().id)
+
+
+def test_progress_of_a_copy_comes_up_to_the_managers_job_and_that_of_no_other(land: Land):
+    """Each note is an object of the worker cluster, named by the UID of the copy there."""
+    land.manager.put(local(scene.record(1, cluster="a")))
+    land.manager.put(scene.workload(NAME, state=None))
+    land.workers["a"].put(copy(scene.record(1, cluster="a")))
+    land.start()
+    here, there_now = land.job(), land.workers["a"].get(JOB, NS, "train")
+    there_now["metadata"]["uid"] = "of-the-copy"
+    land.workers["a"].put(there_now)
+    until(lambda: (land.reconciler.fleet.workers()[0].jobs.get(NS, "train") or there_now)["metadata"]["uid"]
+          == "of-the-copy", "the copy is known")  # fmt: skip
+    other = {**there_now, "metadata": {**there_now["metadata"], "uid": "of-an-earlier-copy"}}
+    for made, step in ((other, 99), (there_now, 7), (there_now, 8)):
+        land.workers["a"].put(progress_objects.made_for(made, to_json({"attempt": 1, "step": step, "at": 5.0})))
+        if made is there_now:
+            until(lambda step=step: [t for _, t in land.noted if f'"step":{step},' in t], f"step {step} is told")
+    assert {uid for uid, _ in land.noted} == {here["metadata"]["uid"]}
+    assert not [text for _, text in land.noted if '"step":99' in text]
+    shown = progress_objects.laid_over(here, land.noted[-1][1])
+    assert attempt_records.progress(shown).step == 8
 
 
 def test_records_that_were_written_while_nobody_listened_are_taken_before_the_copy_goes(land: Land):

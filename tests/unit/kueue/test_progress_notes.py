@@ -7,6 +7,8 @@ import time
 import controller_scene as scene
 import pytest
 from controller_scene import NS
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kueue_integration.contract import attempt_records, job_names, progress_objects
 from kueue_integration.controller import notes as notes_module
@@ -114,3 +116,39 @@ def test_a_note_is_small():
     assert len(text) < 600
     points = loss_curve.points(progress_objects.laid_over(current, text))
     assert points[0][0] == 10**6 and points[-1][0] == step and len(points) <= loss_curve.NOTED
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+WORDS = st.lists(
+    st.one_of(
+        st.tuples(st.just("note"), st.integers(0, 60)),  # the pods say a step, maybe an earlier one after a restart
+        st.tuples(st.just("clock"), st.integers(-3600, 3600)),
+        st.tuples(st.just("flush"), st.just(0)),
+        st.tuples(st.just("killed"), st.just(0)),  # what was in memory alone is gone
+    ),
+    max_size=25,
+)
+
+
+@given(words=WORDS)
+def test_no_step_that_was_told_and_written_is_forgotten(words):
+    """Steps lost are counted from `last_step`: a controller that dies takes back what was in its memory alone, and a
+    clock that jumps or a word that comes late takes back nothing."""
+    kube, now, kept, told = FakeKube(job()), 1000.0, None, None
+    held, notes = kube.get_job(NS, "train"), Notes(kube)
+    for what, value in words:
+        if what == "note":
+            notes.take(held, text_of(value, at=now))
+            told = max(value, told or 0)
+        elif what == "clock":
+            now = max(1.0, now + value)
+        elif what == "flush":
+            notes.flush()
+            kept = told
+        else:
+            notes, told = Notes(kube), kept
+            for found in kube.list(PROGRESS, NS):
+                notes.seen(found, False)
+        (shown,) = progress_objects.all_shown(kube, NS, [held])
+        for seen, step in ((notes.over(held), told), (shown, kept)):
+            assert attempt_records.history(seen)[-1].last_step == (step - 1 if step else None)

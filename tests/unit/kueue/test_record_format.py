@@ -29,7 +29,9 @@ from kueue_integration.contract.record_types import (
 from kueue_integration.controller import apply, attempt_history
 from kueue_integration.controller.actions import Repair
 from kueue_integration.controller.snapshot import Job, required
-from kueue_integration.errors import BadAnnotationError
+from kueue_integration.errors import BadAnnotationError, Conflict
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB, version_of
 from singularity_proxy.protocol import decode, gpus, names
 from singularity_proxy.protocol.decode import Record, Unreadable
 from singularity_proxy.protocol.messages import (
@@ -187,6 +189,31 @@ def test_a_history_gets_the_number_of_its_format_and_keeps_a_newer_one(stands, t
     assert written.get(job_names.ANN_SCHEMA) == then
     other: Any = apply.patch_annotations(_Written(), job.job, {job_names.ANN_PROGRESS: "{}"})  # type: ignore[arg-type]
     assert set(other) == {job_names.ANN_PROGRESS}
+
+
+@given(st.lists(st.sampled_from(["this", "next"]), min_size=2, max_size=8))
+def test_two_controllers_of_two_releases_that_write_in_turns_lose_nothing(writers):
+    """For a moment of an upgrade both may act on one Job: each write has the version that it was read with."""
+    kube = FakeKube(a_job().running().job)
+    for step, writer in enumerate(writers, 1):
+        job = kube.get_job(scene.NS, "train")
+        history = attempt_records.history(job)
+        changed = attempt_history.stored(attempt_history.with_last(history, replace(history[-1], last_step=step)))
+        if writer == "next":
+            plain = json.loads(str(changed[job_names.ANN_HISTORY]))
+            plain[-1]["weather_of_next"] = [*plain[-1].get("weather_of_next", []), step]
+            changed = {job_names.ANN_HISTORY: json.dumps(plain), job_names.ANN_SCHEMA: NEXT}
+            kube.patch(JOB, scene.NS, "train", {"metadata": {"annotations": changed}}, version_of(job))
+        else:
+            apply.patch_annotations(kube, job, changed)
+        with pytest.raises(Conflict):
+            apply.patch_annotations(kube, job, {job_names.ANN_HISTORY: "[]"})
+    end = kube.get_job(scene.NS, "train")
+    record = attempt_records.history(end)[-1]
+    assert record.last_step == len(writers)
+    by_next = [step for step, writer in enumerate(writers, 1) if writer == "next"]
+    assert record.newer == ({"weather_of_next": by_next} if by_next else {})
+    assert attempt_records.newer(end) is bool(by_next)
 
 
 # --- long histories ---------------------------------------------------------------------------------------------------
