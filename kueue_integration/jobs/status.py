@@ -171,7 +171,7 @@ def summarise(
         flavor=last.flavor if last and alive else "",
         cluster=(last.cluster or "") if last and alive else "",
         step=_step(seen, saved, last, back),
-        steps_lost=steps_lost(attempts),
+        steps_lost=attempt_records.all_steps_lost(attempts),
         seconds_lost=lost_time.of_job(job).total,
         saveable=saveable.current(job) if last is not None else None,
         attempts=attempts,
@@ -257,11 +257,6 @@ def _reached(record: AttemptRecord | None) -> int:
     if record is None:
         return 0
     return (record.first_step or 0) if record.last_step is None else record.last_step + 1
-
-
-def steps_lost(attempts: Sequence[AttemptRecord]) -> int:
-    """Steps that an attempt completed and a later one ran again."""
-    return attempt_records.all_steps_lost(attempts)
 
 
 def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:

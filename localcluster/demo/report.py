@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from kueue_integration.contract import attempt_records
 from kueue_integration.contract.record_types import AttemptRecord
 
 from .model import Expectation, Machines, Outcome, Saved, StoryRecord, TaskSample
@@ -26,16 +27,10 @@ class Check:
 
 
 def steps_lost(attempts: Sequence[AttemptRecord]) -> int | None:
-    """Steps that were computed and had to be computed again, over all attempts; None when an attempt has no figures.
-
-    A step that no attempt ran would make a term negative; `checks` tests contiguity on its own.
-    """
-    total = 0
-    for earlier, later in pairwise(attempts):
-        if earlier.last_step is None or later.first_step is None:
-            return None
-        total += max(0, earlier.last_step + 1 - later.first_step)
-    return total
+    """Steps that were computed and had to be computed again, over all attempts; None when an attempt has no figures."""
+    if any(a.last_step is None or b.first_step is None for a, b in pairwise(attempts)):
+        return None
+    return attempt_records.all_steps_lost(attempts)
 
 
 def timings(attempts: Sequence[AttemptRecord]) -> dict[str, float | None]:

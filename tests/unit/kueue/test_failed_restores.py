@@ -18,7 +18,7 @@ from kueue_integration.controller import attempt_history, decide, rewind
 from kueue_integration.controller.actions import AnswerReady, RecordHistory, RequestReadmission
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job
-from kueue_integration.jobs.status import newest_usable, steps_lost, summarise
+from kueue_integration.jobs.status import newest_usable, summarise
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import RESTORES, CheckpointRef, CommitRequest, Damage, DamageReport, Progress
 
@@ -261,5 +261,5 @@ def test_steps_are_lost_whatever_lies_between(between: int) -> None:
     first = scene.record(1, first_step=0, last_step=99)
     tries = [scene.record(2 + n, first_step=80) for n in range(between)]
     last = scene.record(9, first_step=50, last_step=60)
-    assert steps_lost([first, *tries, last]) == 50
+    assert attempt_records.all_steps_lost([first, *tries, last]) == 50
     assert sum(attempt_records.steps_lost([first, *tries, last]).values()) == 50

@@ -11,10 +11,10 @@ import pytest
 from kueue_samples import attempt, job, saved, workload
 
 from kueue_integration.cli import tables
-from kueue_integration.contract import job_names
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
-from kueue_integration.jobs.status import describe, follow, steps_lost, summarise, timings, to_json
+from kueue_integration.jobs.status import describe, follow, summarise, timings, to_json
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
 from singularity_proxy.protocol.messages import GpuFault, Gpus
@@ -91,7 +91,8 @@ def test_json_has_what_outside_tests_read() -> None:
     ("last", "first", "lost"), [(60, 61, 0), (60, 51, 10), (60, 0, 61), (None, 0, 0), (60, None, 0)]
 )
 def test_steps_that_were_run_twice(last: int | None, first: int | None, lost: int) -> None:
-    assert steps_lost([attempt(1, first_step=0, last_step=last), attempt(2, first_step=first)]) == lost
+    attempts = [attempt(1, first_step=0, last_step=last), attempt(2, first_step=first)]
+    assert attempt_records.all_steps_lost(attempts) == lost
 
 
 def test_no_timing_without_both_ends() -> None:
