@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from kueue_integration.contract import job_names
+from localcluster.errors import HostError
+from localcluster.images import gobuild
 from singularity_proxy.launcher import tools
 from singularity_proxy.launcher.errors import LauncherError, RestoreError
 from singularity_proxy.launcher.ranks import accounts, privileges, seccomp
@@ -48,8 +50,9 @@ def test_what_a_rank_may_not_call(name: str) -> None:
 
 def test_what_is_not_there_and_what_is() -> None:
     assert {verdict(number) for number in seccomp.ABSENT.values()} == {ENOSYS}
-    every = {*range(470)} - {*seccomp.REFUSED.values(), *seccomp.ABSENT.values()}
+    every = {*range(seccomp.NEWEST + 1)} - {*seccomp.REFUSED.values(), *seccomp.ABSENT.values(), seccomp.SOCKET}
     assert {verdict(number) for number in every} == {seccomp.ALLOW}
+    assert {verdict(number) for number in (seccomp.NEWEST + 1, 511, 512, 4000)} == {ENOSYS}
     # read, write, mmap, ptrace, mbind, process_vm_readv, personality, sched_setaffinity, memfd_create
     assert every >= {0, 1, 9, 101, 237, 310, 135, 203, 319}
 
@@ -66,6 +69,52 @@ def test_no_namespaces(flag: int) -> None:
     assert verdict(seccomp.CLONE, flag | 17) == verdict(seccomp.UNSHARE, flag) == EPERM
     assert verdict(seccomp.UNSHARE, seccomp.CLONE_NEWTIME) == EPERM
     assert verdict(seccomp.CLONE, 0x80 | 17) == seccomp.ALLOW, "the low byte is a signal's number"
+
+
+def test_sockets_of_families_that_training_uses() -> None:
+    refused = seccomp.ERRNO | errno.EAFNOSUPPORT
+    for family in range(64):
+        wanted = seccomp.ALLOW if family in seccomp.DOMAINS.values() else refused
+        assert verdict(seccomp.SOCKET, family) == wanted, family
+    assert verdict(seccomp.SOCKET, -1) == refused
+
+
+GO = "github.com/containerd/containerd/v2", "golang.org/x/sys"
+
+
+@pytest.fixture(scope="module")
+def profile() -> tuple[set[str], set[str], dict[str, int]]:
+    """From the containerd of the local cluster: the calls that its default profile leaves to a container without
+    capabilities, the address families of its sockets, and the numbers of all calls."""
+    try:
+        go = gobuild.find_go()
+    except HostError as error:
+        pytest.skip(str(error))
+    asked = [go, "list", "-m", "-f", "{{.Dir}}", *GO]
+    found = subprocess.run(
+        asked, capture_output=True, text=True, timeout=120, check=False, cwd=REPOSITORY / "localcluster/go/containerd"
+    )
+    assert found.returncode == 0, found.stderr
+    containerd, system = map(Path, found.stdout.split())
+    text = (containerd / "contrib/seccomp/seccomp_default.go").read_text()
+    always, _, rest = text[text.index("func DefaultProfile") :].partition("switch runtime.GOARCH")
+    (here,) = re.findall(r'case "amd64":(.*?)case "', rest, re.DOTALL)
+    families = {name.lower() for name in re.findall(r"^\tunix\.AF_(\w+),", text, re.MULTILINE)}
+    numbers = re.findall(r"SYS_(\w+) *= (\d+)", (system / "unix/zsysnum_linux_amd64.go").read_text())
+    named = {*re.findall(r'"([a-z0-9_]+)"', always + here)} | {"clone", "unshare", "socket"}  # by their arguments
+    return named, families, {name.lower(): int(number) for name, number in numbers}
+
+
+def test_a_rank_may_call_nothing_that_containerds_default_refuses(
+    profile: tuple[set[str], set[str], dict[str, int]],
+) -> None:
+    named, families, numbers = profile
+    assert len(named) > 250 and len(numbers) > 350 and len(families) > 30
+    open_here = {name for name, number in numbers.items() if verdict(number, 1) == seccomp.ALLOW}
+    assert open_here - named == seccomp.OPEN.keys() - {"personality"}  # which the profile has for some values
+    assert families >= seccomp.DOMAINS.keys()
+    ours = {**seccomp.REFUSED, **seccomp.ABSENT, **seccomp.OPEN, "socket": seccomp.SOCKET}
+    assert {name: numbers[name] for name in ours} == ours
 
 
 UNDER_THE_FILTER = """

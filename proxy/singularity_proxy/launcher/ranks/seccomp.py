@@ -1,9 +1,9 @@
 """The system calls that a rank may not make: a filter of the kernel's seccomp, as small as it can be.
 
 A container runtime's own filter cannot be used: under it, CRIU could not suspend the ranks' (`kueue_integration.pod`).
-So each rank gets one here. It refuses what the runtimes' default profiles refuse to a container without capabilities,
-except what training uses (NUMA policies, ptrace of its own processes, `personality`). The kernel keeps the verdict for
-each call by its number, so that the length of the program does not count.
+So each rank gets one here. It refuses what containerd's default profile refuses to a container without capabilities,
+except what `OPEN` names, and all calls that are newer than that profile. A test reads containerd's own list. The kernel
+keeps the verdict for each call by its number, so that the length of the program does not count.
 """
 
 from __future__ import annotations
@@ -34,11 +34,29 @@ REFUSED: Final = {
     "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305, "swapon": 167, "swapoff": 168,
     "reboot": 169, "iopl": 172, "ioperm": 173, "quotactl": 179, "quotactl_fd": 443, "acct": 163, "vhangup": 153,
     "sethostname": 170, "setdomainname": 171, "fanotify_init": 300,
+    # other processes and their memory, beyond ptrace's own rules; another root
+    "kcmp": 312, "pidfd_getfd": 438, "process_madvise": 440, "migrate_pages": 256, "move_pages": 279, "chroot": 161,
+    # numbers that never had a call in Linux
+    "getpmsg": 181, "putpmsg": 182, "afs_syscall": 183, "tuxcall": 184, "security": 185, "vserver": 236,
 }  # fmt: skip
 """These fail with EPERM."""
 ABSENT: Final = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 """These fail with ENOSYS, and their callers have another way. A filter cannot see the namespaces in a call of clone3,
 and no image could hold the rings of io_uring."""
+NEWEST: Final = 467
+"""Numbers above fail with ENOSYS, as on a kernel that does not have them."""
+OPEN: Final = {
+    "get_mempolicy": 239, "set_mempolicy": 238, "mbind": 237, "set_mempolicy_home_node": 450,  # NUMA policies
+    "personality": 135,  # addresses without randomness
+    "uprobe": 336,  # the kernel's own, where an administrator traces the program
+}  # fmt: skip
+"""What a rank may call beyond containerd's default profile."""
+SOCKET: Final = 41
+DOMAINS: Final = {
+    "unix": 1, "inet": 2, "inet6": 10, "netlink": 16, "packet": 17, "rds": 21, "ib": 27, "smc": 43, "xdp": 44,
+}  # fmt: skip
+"""Address families that training uses. Others fail with EAFNOSUPPORT, as on a kernel that does not have them: AF_VSOCK
+reaches the machine's host, AF_ALG the kernel's cryptography."""
 NAMESPACES: Final = 0x7E020080
 """All of CLONE_NEW..., which clone and unshare are not given (CLONE_NEWTIME, 0x80, is a signal's number for clone)."""
 CLONE, UNSHARE, CLONE_NEWTIME = 56, 272, 0x80
@@ -75,6 +93,7 @@ def program() -> list[Instruction]:
         Instruction(_JUMP_GREATER_EQUAL, 0, 1, X32),
         Instruction(_RETURN, 0, 0, enosys),
     ]
+    checks.append((_JUMP_GREATER_EQUAL, NEWEST + 1, enosys))
     for code, value, verdict in checks:
         made += [Instruction(code, 0, 1, value), Instruction(_RETURN, 0, 0, verdict)]
     for number, flags in ((CLONE, NAMESPACES & ~CLONE_NEWTIME), (UNSHARE, NAMESPACES)):
@@ -85,6 +104,14 @@ def program() -> list[Instruction]:
             Instruction(_RETURN, 0, 0, eperm),
             Instruction(_RETURN, 0, 0, allow),
         ]
+    known = sorted(DOMAINS.values())
+    made += [
+        Instruction(_JUMP_EQUAL, 0, len(known) + 3, SOCKET),
+        Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT),
+        *(Instruction(_JUMP_EQUAL, len(known) - at, 0, domain) for at, domain in enumerate(known)),
+        Instruction(_RETURN, 0, 0, ERRNO | errno.EAFNOSUPPORT),
+        Instruction(_RETURN, 0, 0, allow),
+    ]
     return [*made, Instruction(_RETURN, 0, 0, allow)]
 
 
