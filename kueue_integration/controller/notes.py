@@ -190,7 +190,8 @@ class Notes:
     def _store(self, job: Object, text: str) -> None:
         """Nobody else's word is lost by it: the pods of a job report to one controller. Raises KubeError."""
         namespace, made = str(job["metadata"]["namespace"]), progress_objects.made_for(job, text)
-        body = {progress_objects.KEY: text}
+        # Who wrote which field is a third of the object, and one controller writes all of it: this drops that.
+        body = {progress_objects.KEY: text, "metadata": {"managedFields": [{}]}}
         try:
             self._kube.patch(PROGRESS, namespace, made["metadata"]["name"], body)
         except NotFound:

@@ -20,6 +20,7 @@ def test_a_note_is_stored_read_and_replaced(policies: Policies) -> None:
         assert notes.flush()
         found = kube.get(PROGRESS, TEAM, progress_objects.name_of(job))
         assert json.loads(progress_objects.note_of(found) or "")["step"] == step
-    assert len(json.dumps(found)) < 1500, "what etcd stores for each note"
+    assert len(json.dumps(found)) < 900, "what etcd stores for each note"
+    assert "managedFields" not in found["metadata"]
     (shown,) = progress_objects.all_shown(kube, TEAM, [job])
     assert progress_objects.note_of(found) in shown["metadata"]["annotations"].values()
