@@ -19,7 +19,7 @@ NEEDED = ("SidecarContainers", "ValidatingAdmissionPolicy", "JobPodReplacementPo
 HARMFUL = {
     "ConcurrentAdmission": "training jobs in its queues are refused, because their pods would start without an attempt",
     "FailureRecoveryPolicy": "a pod with kueue.x-k8s.io/safe-to-forcefully-delete may be forgotten while it still"
-    " writes, and the next attempt starts beside it: keep the annotation off training pods",
+    " writes, and the next attempt starts beside it: only the guard's policy keeps the annotation off training pods",
 }
 """Gates of Kueue (alpha) that take away what we promise."""
 KUEUE_CONFIG = "kueue-manager-config"

@@ -4,4 +4,5 @@ ANNOTATIONS = "singularity-guard-annotations"
 PODS = "singularity-guard-pods"
 JOBS = "singularity-guard-jobs"
 EXEC = "singularity-guard-exec"
-POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC)
+RECOVERY = "singularity-guard-recovery"
+POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC, RECOVERY)

@@ -14,7 +14,7 @@ from ..contract import job_names
 from ..kube.resources import JOB, JOBSET, LEASE, POD, TRAINJOB, WORKLOAD, Kind, Object
 from . import ownership, pods
 from .cel import literal
-from .names import ANNOTATIONS, EXEC, JOBS, PODS
+from .names import ANNOTATIONS, EXEC, JOBS, PODS, RECOVERY
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates" / "guard.yaml"
 HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compares). Do not edit. */}}\n"
@@ -29,6 +29,8 @@ _PARAMETER = {
     "namespace": _NAMESPACE,
     "parameterNotFoundAction": "Deny",
 }
+FORGETTABLE = "kueue.x-k8s.io/safe-to-forcefully-delete"
+"""Kueue's FailureRecoveryPolicy removes the object of a pod with it while the pod may still run."""
 OURS = " is the platform's: "
 """Between the annotation and what to do instead."""
 
@@ -166,6 +168,37 @@ def exec_policy() -> Object:
     }
 
 
+def recovery_policy() -> Object:
+    """No pod of ours lets itself be forgotten: the fence takes its object as the proof that it may still write."""
+    ours = {"matchLabels": {job_names.LABEL_MANAGED: "true"}}
+    key, of = literal(FORGETTABLE), "dyn({}).?metadata.?annotations.orValue({{}})"
+    template = "dyn(object).?spec.?template.?metadata.?annotations.orValue({})"
+    found = {
+        "now": f"object.kind == 'Pod' ? {of.format('object')} : {template}",
+        "before": f"oldObject == null ? {{}} : {of.format('oldObject')}",
+    }
+    sentence = (
+        f"annotation {FORGETTABLE} must not be on a training pod: Kueue would remove the pod's object while the pod may"
+        " still write, and the next attempt would start beside it. Taint the dead node with"
+        " node.kubernetes.io/out-of-service instead"
+    )
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "objectSelector": ours,
+            "resourceRules": [rule(POD, "CREATE", "UPDATE"), rule(JOB, "CREATE")],
+        },
+        "variables": _variables(found),
+        "validations": [
+            {
+                "expression": f"!({key} in variables.now) || {key} in variables.before",
+                "message": sentence,
+                "reason": "Forbidden",
+            }
+        ],
+    }
+
+
 def _variables(found: Mapping[str, str]) -> list[Object]:
     return [{"name": name, "expression": expression} for name, expression in found.items()]
 
@@ -183,6 +216,7 @@ def policies() -> list[Object]:
         PODS: pod_policy(POD),
         JOBS: pod_policy(JOB),
         EXEC: exec_policy(),
+        RECOVERY: recovery_policy(),
     }
     for name, spec in specs.items():
         meta = {"name": name, "labels": _LABELS}
