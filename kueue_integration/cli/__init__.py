@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the job failed; 2 bad input; 3 the cluster or the platform
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 import click
@@ -39,9 +40,11 @@ _COMMANDS = {
     "cells": ("cells:cells", "Affinity cells: objects for Kueue, and whether their promise was kept."),
     "fence": ("fence:fence", "Let training jobs into ClusterQueues: add our admission check, keep the others."),
     "unfence": ("fence:unfence", "Take our admission check off ClusterQueues, before an uninstall."),
+    "version": ("version:version", "Show the versions of this program, the controller, Kueue and Kubernetes."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),
 }
+_GROUPS = ("checkpoints", "cells")
 PLUGINS = "singularityctl.commands"
 """Entry point group: another distribution adds a command by an entry point that names a `click.Command`."""
 
@@ -51,8 +54,40 @@ def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=PLUGINS) if point.name not in _COMMANDS}
 
 
+def complain(error: SingularityError, of: str = "") -> int:
+    """Print it, after the words `of` what; the exit code that stands for it."""
+    if isinstance(error, SpecError):
+        for field, value, text in error.problems:
+            echo(f"error: {of}{field} = {value!r}: {text}", err=True)
+        return EXIT_BAD_INPUT
+    echo(f"error: {of}{error}", err=True)
+    return (
+        EXIT_BAD_INPUT if isinstance(error, (ConflictError, JobNotFoundError, RequestRefusedError)) else EXIT_PLATFORM
+    )
+
+
+_ANYWHERE = ("-n", "--namespace", "--context", "--kubeconfig")
+"""Options of nearly every command, which kubectl takes before the verb, too."""
+
+
+def _options_last(args: Sequence[str]) -> list[str]:
+    """Return `args` with these options behind the verb, where they are read."""
+    front: list[str] = []
+    rest = [*args]
+    while rest and rest[0].partition("=")[0] in _ANYWHERE:
+        taken = 1 if "=" in rest[0] else 2
+        front, rest = [*front, *rest[:taken]], rest[taken:]
+    if not front or not rest or rest[0].startswith("-"):
+        return [*args]
+    below = 2 if rest[0] in _GROUPS and len(rest) > 1 else 1
+    return [*rest[:below], *front, *rest[below:]]
+
+
 class _LazyGroup(click.Group):
     """Loads a command when it is called: `singularityctl status` need not import what `local` needs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _options_last(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *_plugins()]
@@ -80,16 +115,8 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except SpecError as error:
-            for field, value, text in error.problems:
-                echo(f"error: {field} = {value!r}: {text}", err=True)
-            ctx.exit(EXIT_BAD_INPUT)
-        except (ConflictError, JobNotFoundError, RequestRefusedError) as error:
-            echo(f"error: {error}", err=True)
-            ctx.exit(EXIT_BAD_INPUT)
         except SingularityError as error:
-            echo(f"error: {error}", err=True)
-            ctx.exit(EXIT_PLATFORM)
+            ctx.exit(complain(error))
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -103,6 +130,7 @@ def main() -> None:
           --workdir ./src --cpu 250m --wait -- python3 train.py --steps 900
       singularityctl status digits -w
       singularityctl logs digits --follow --rank 0
+      singularityctl pause -l team=vision --wait
 
     \b
     Exit codes:

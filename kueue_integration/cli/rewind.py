@@ -35,7 +35,7 @@ def rewind(
     """
     ask = Asker(name, namespace=namespace, timeout=timeout, **options)
     asked = time_travel.rewind(ask.kube, namespace, name, checkpoint, ask=ask.question)
-    finish(ctx, ask.kube, asked, wait, timeout)
+    ctx.exit(finish(ask.kube, asked, wait, timeout))
 
 
 rewind.help = (rewind.help or "") + EXIT_CODES

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
-import yaml
 
 from singularity_proxy.protocol import decode
 
 from ..contract import job_names, kinds, progress_objects
+from ..errors import JobNotFoundError
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
-from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
+from . import EXIT_FAILED, formats, tables
 from .common import cluster_options, complete_jobs, open_cluster
 from .output import echo
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=complete_jobs)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_jobs)
 @cluster_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
-@click.option("-w", "--watch", is_flag=True, help="Print again at every change until the job has ended.")
+@click.option("-l", "--selector", "labels", metavar="LABELS", help="Only jobs with these labels: team=vision,a=b.")
 @click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
+    "-w", "--watch", is_flag=True, help="Print again at every change, until jobs that are named end."
 )
+@click.option("-o", "--output", type=formats.Output(), default="table", show_default=True)
 @click.pass_context
 def status(
     ctx: click.Context,
-    name: str | None,
+    names: tuple[str, ...],
     kubeconfig: str | None,
     context: str | None,
     namespace: str,
     all_namespaces: bool,
+    labels: str | None,
     watch: bool,
     output: str,
 ) -> None:
@@ -45,34 +48,57 @@ def status(
     Examples:
       singularityctl status
       singularityctl status -A -o wide
+      singularityctl status -l team=vision -w
+      singularityctl status digits words
       singularityctl status digits -w
       singularityctl status digits -o json | python3 -m json.tool
-      singularityctl status digits -o yaml
+      singularityctl status digits -o jsonpath={.phase}
 
     \b
     Exit codes:
       0 shown   2 no such job   3 cluster problem   (the fate of the job itself is in the phase)
     """
-    if name is not None and all_namespaces:
+    if names and all_namespaces:
         raise click.UsageError("--all-namespaces lists jobs: leave NAME out, or name its namespace with -n")
+    if names and labels:
+        raise click.UsageError("-l lists jobs: leave NAME out")
     kube = open_cluster(kubeconfig, context)
-    if name is None:
-        if watch:
-            echo("error: --watch needs the NAME of a job", err=True)
-            ctx.exit(EXIT_BAD_INPUT)
+    if len(names) == 1 and watch:
+        for number, shown in enumerate(library.follow(kube, namespace, names[0])):
+            echo(("\n" if number and output in ("table", "wide") else "") + _show(shown, output))
+    elif len(names) == 1:
+        echo(_show(library.describe(kube, namespace, names[0]), output))
+    else:
         where = None if all_namespaces else namespace
-        echo(_show_all(list_jobs(kube, where), where, output))
-        return
-    if not watch:
-        echo(_show(library.describe(kube, namespace, name), output))
-        return
-    for number, shown in enumerate(library.follow(kube, namespace, name)):
-        echo(("\n" if number and output in ("table", "wide") else "") + _show(shown, output))
+        for text in _texts(kube, where, names, labels, watch, output):
+            echo(text)
 
 
-def list_jobs(kube: Kube, namespace: str | None) -> list[library.JobStatus]:
+def _texts(
+    kube: Kube, namespace: str | None, names: Sequence[str], labels: str | None, watch: bool, output: str
+) -> Iterator[str]:
+    """Yield the list, with `watch` at every change until those that are named have ended."""
+    said = None
+    while True:
+        shown = list_jobs(kube, namespace, labels)
+        if names:
+            by_name = {one.name: one for one in shown}
+            missing = [name for name in names if name not in by_name]
+            if missing:
+                raise JobNotFoundError(f"no training job {missing[0]!r} in namespace {namespace!r}")
+            shown = [by_name[name] for name in dict.fromkeys(names)]
+        text = _show_all(shown, namespace, output)
+        if text != said:
+            yield text if said is None or output not in ("table", "wide") else f"\n{text}"
+        said = text
+        if not watch or (names and all(one.final for one in shown)):
+            return
+        library.until_any_change(kube, namespace)
+
+
+def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None) -> list[library.JobStatus]:
     """Status of every managed job of `namespace` (None: of all), by name; no request of its own for any of them."""
-    jobs = progress_objects.all_shown(kube, namespace, kinds.list_managed(kube, namespace))
+    jobs = progress_objects.all_shown(kube, namespace, kinds.list_managed(kube, namespace, labels))
     if namespace is None:
         jobs.sort(key=lambda job: (job["metadata"]["namespace"], kinds.job_key(job)))
     pods: dict[tuple[str, str], list[Object]] = {}
@@ -90,21 +116,22 @@ def list_jobs(kube: Kube, namespace: str | None) -> list[library.JobStatus]:
     ]
 
 
+def _data(shown: library.JobStatus) -> dict[str, Any]:
+    return formats.described("JobStatus", decode.plain(shown))
+
+
 def _show(shown: library.JobStatus, output: str) -> str:
-    if output == "yaml":
-        return _yaml(decode.plain(shown))
-    return library.to_json(shown) if output == "json" else tables.detail(shown, output == "wide")
+    if output in ("table", "wide"):
+        return tables.detail(shown, output == "wide")
+    return shown.name if output == "name" else formats.text(_data(shown), output)
 
 
-def _yaml(data: object) -> str:
-    return yaml.safe_dump(data, sort_keys=False, explicit_start=True).rstrip()
-
-
-def _show_all(shown: list[library.JobStatus], namespace: str | None, output: str) -> str:
-    if output == "json":
-        return json.dumps([decode.plain(one) for one in shown], indent=2)
-    if output == "yaml":
-        return _yaml([decode.plain(one) for one in shown])
+def _show_all(shown: Sequence[library.JobStatus], namespace: str | None, output: str) -> str:
+    if output == "name":
+        return "\n".join(one.name if namespace else f"{one.namespace}/{one.name}" for one in shown)
+    if output not in ("table", "wide"):
+        data = [_data(one) for one in shown]
+        return formats.text({"items": data} if output.startswith(formats.JSONPATH) else data, output)
     if not shown:
         return "no training jobs" + (f" in namespace {namespace}" if namespace else "")
     return tables.jobs_table(shown, output == "wide", named=namespace is None)

@@ -96,9 +96,12 @@ def named(kube: Kube, namespace: str, name: str) -> Object | None:
     return None
 
 
-def list_managed(kube: Kube, namespace: str | None) -> list[Object]:
-    """All managed jobs of a namespace (None: of all), seen as Jobs, by what they are called. Raises KubeError."""
-    managed = selector({job_names.LABEL_MANAGED: "true"})
+def list_managed(kube: Kube, namespace: str | None, labels: str | None = None) -> list[Object]:
+    """All managed jobs of a namespace (None: of all), seen as Jobs, by what they are called. Raises KubeError.
+
+    `labels`: a selector that they match, too.
+    """
+    managed = selector({job_names.LABEL_MANAGED: "true"}) + (f",{labels}" if labels else "")
     found = kube.list(JOB, namespace, managed)
     for kind in KINDS[1:]:
         try:

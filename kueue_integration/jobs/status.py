@@ -21,7 +21,7 @@ from ..job import states
 from ..job.unreadable import readable_or
 from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import label, selector
+from ..kube.resources import JOB, Kind, label, selector
 from ..requests import periodic_checkpoints, save_time_estimate, user_requests
 from . import cost, loss_curve, lost_time, queue_position, unreadable
 from .phase import Phase, classify, evictions, shortages
@@ -339,13 +339,21 @@ def follow(kube: Kube, namespace: str, name: str, timeout_s: float | None = None
         _until_change(kube, now)
 
 
+def until_any_change(kube: Kube, namespace: str | None) -> None:
+    """Return at the next change of a managed Job, or after a moment."""
+    _until(kube, JOB, namespace, selector({job_names.LABEL_MANAGED: "true"}))
+
+
 def _until_change(kube: Kube, status: JobStatus) -> None:
     """Return at the next change of the Job, or after a moment: Workload and pods are looked at again then."""
-    query = selector({job_names.LABEL_JOB: status.name})
+    kind, _ = kinds.kind_and_name(status.name)
+    _until(kube, kind, status.namespace, selector({job_names.LABEL_JOB: status.name}))
+
+
+def _until(kube: Kube, kind: Kind, namespace: str | None, query: str) -> None:
     try:
-        kind, _ = kinds.kind_and_name(status.name)
-        _, version = kube.list_versioned(kind, status.namespace, query)
-        for event, _ in kube.watch(kind, status.namespace, query, version, timeout_s=_RELOOK_S):
+        _, version = kube.list_versioned(kind, namespace, query)
+        for event, _ in kube.watch(kind, namespace, query, version, timeout_s=_RELOOK_S):
             if event != "BOOKMARK":
                 return
     except Gone:
