@@ -45,8 +45,11 @@ class _Parsed:
     def of(self, owner: Owner, name: str, text: str, cls: type[Any], many: bool) -> Any:
         uid, key = str((owner or {})["metadata"].get("uid")), (name, cls, many)
         with self._lock:
-            found = self._kept.get(uid, {}).get(key)
+            of_one = self._kept.get(uid, {})
+            found = of_one.get(key)
             if found is not None and found[0] == text:
+                if found[0] is not text:
+                    of_one[key] = text, found[1]  # the copy that the newest object has: nobody else keeps the old one
                 self._kept.move_to_end(uid)
                 return found[1]
         data = decode.json_value(text, MAX_TEXT)
