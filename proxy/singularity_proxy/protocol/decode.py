@@ -18,6 +18,7 @@ import re
 import types
 import typing
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -299,7 +300,7 @@ def _built(cls: type[T], data: object, where: str, strict: bool = False) -> T:
         value = data[name]
         if spec.grows is not None and isinstance(value, str) and value not in spec.words and not strict:
             more[name], value = value, spec.grows.otherwise
-        values[name] = _value(f"{where}.{name}", spec.hint, value, strict)
+        values[name] = spec.read(f"{where}.{name}", value, strict)
     return cls(**values, newer=more) if more and issubclass(cls, Record) else cls(**values)
 
 
@@ -334,9 +335,13 @@ def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {**found, **newer}
 
 
+_Reader = Callable[[str, Any, bool], Any]
+"""Makes a value of what JSON has at a place; `strict` as in `typed`. Raises _WrongError."""
+
+
 @dataclass(frozen=True)
 class _Field:
-    hint: Any
+    read: _Reader
     required: bool
     default: Any
     grows: Grows | None
@@ -359,49 +364,62 @@ def _field(hint: Any, spec: dataclasses.Field[Any]) -> _Field:
             inner, *extra = typing.get_args(option)
             for grows in extra:
                 if isinstance(grows, Grows):
-                    return _Field(hint, default is dataclasses.MISSING, default, grows, typing.get_args(inner))
-    return _Field(hint, default is dataclasses.MISSING, default, None, ())
+                    return _Field(_reader(hint), default is dataclasses.MISSING, default, grows, typing.get_args(inner))
+    return _Field(_reader(hint), default is dataclasses.MISSING, default, None, ())
 
 
 _ANY_INT = Within(-MAX_WHOLE, MAX_WHOLE)
 _ANY_FLOAT = Within(-MAX_NUMBER, MAX_NUMBER)
 
 
-def _value(where: str, hint: Any, value: Any, strict: bool) -> Any:
+@functools.cache
+def _reader(hint: Any) -> _Reader:
+    """What reads values of this type. Looking into a type takes longer than reading a value of it."""
     if hint is int:
-        return _number(where, int, value, _ANY_INT)
+        return lambda where, value, strict: _number(where, int, value, _ANY_INT)
     if hint is float:
-        return _number(where, float, value, _ANY_FLOAT)
+        return lambda where, value, strict: _number(where, float, value, _ANY_FLOAT)
     if hint is str or hint is bool:
-        return _of_type(where, hint, value)
-    origin = typing.get_origin(hint)
+        return lambda where, value, strict: _of_type(where, hint, value)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        inner, *extra = typing.get_args(hint)
-        if any(isinstance(e, Grows) for e in extra):
-            return _value(where, inner, value, strict)
-        spelled = next((e for e in extra if isinstance(e, Spelled)), None)
-        if spelled is not None:
-            return _spelled(where, value, spelled)
-        return _number(where, inner, value, next(e for e in extra if isinstance(e, Within)))
+        return _annotated(args[0], args[1:])
     if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        return _value(where, next(o for o in options if o is not type(None)), value, strict)
+        inner = _reader(next(option for option in args if option is not type(None)))
+        if type(None) not in args:
+            return inner
+        return lambda where, value, strict: None if value is None else inner(where, value, strict)
     if origin is Literal:
-        if not isinstance(value, str) or value not in typing.get_args(hint):
-            known = ", ".join(map(repr, typing.get_args(hint)))
-            raise _WrongError(f"{where}: {_quoted(value)} is not one of {known}")
-        return value
+        return lambda where, value, strict: _one_of(where, value, args)
     if origin is list:
-        (item,) = typing.get_args(hint)
-        return [_value(f"{where}[{i}]", item, v, strict) for i, v in enumerate(_of_type(where, list, value))]
+        item = _reader(args[0])
+        return lambda where, value, strict: [
+            item(f"{where}[{i}]", v, strict) for i, v in enumerate(_of_type(where, list, value))
+        ]
     if origin is dict:
-        _, item = typing.get_args(hint)
-        return {k: _value(f"{where}[{_quoted(k)}]", item, v, strict) for k, v in _of_type(where, dict, value).items()}
+        entry = _reader(args[1])
+        return lambda where, value, strict: {
+            k: entry(f"{where}[{_quoted(k)}]", v, strict) for k, v in _of_type(where, dict, value).items()
+        }
     if dataclasses.is_dataclass(hint):
-        return _built(typing.cast(Any, hint), value, where, strict)
-    raise AssertionError(f"{where}: no way to read {hint}")  # a mistake of ours, whatever the text
+        return lambda where, value, strict: _built(typing.cast(Any, hint), value, where, strict)
+    raise AssertionError(f"no way to read {hint}")  # a mistake of ours, whatever the text
+
+
+def _annotated(inner: Any, extra: tuple[Any, ...]) -> _Reader:
+    if any(isinstance(each, Grows) for each in extra):
+        return _reader(inner)
+    spelled = next((each for each in extra if isinstance(each, Spelled)), None)
+    if spelled is not None:
+        return lambda where, value, strict: _spelled(where, value, spelled)
+    within = next(each for each in extra if isinstance(each, Within))
+    return lambda where, value, strict: _number(where, inner, value, within)
+
+
+def _one_of(where: str, value: Any, words: tuple[Any, ...]) -> Any:
+    if not isinstance(value, str) or value not in words:
+        raise _WrongError(f"{where}: {_quoted(value)} is not one of {', '.join(map(repr, words))}")
+    return value
 
 
 _TYPE_WORDS: dict[type[Any], str] = {list: "a list", dict: "an object"}
