@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -15,9 +14,11 @@ from aiohttp import web
 
 from singularity_proxy.protocol.listener import Listener, Protocols
 
-from .controller import config, logs, vitals
+from .controller import config, logs, views, vitals
+from .controller.key_keeper import KeyKeeper, Terms, server_names
 from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
+from .controller.published import Publisher
 from .controller.reconciler import Reconciler
 from .controller.sidecar_api.http import Api, Hub, health_app
 from .errors import SingularityError
@@ -66,6 +67,7 @@ async def serve(settings: config.Config) -> None:
         metrics.set("singularity_leader", float(leads))
         if leads:
             reconciler.look_again()
+            keys.look_again()
 
     # A leader that does not see the objects would hold preemptions back and do nothing about them.
     # A client of its own: an answer that never comes is given up while the Lease lasts, and waits for no connection.
@@ -96,17 +98,30 @@ async def serve(settings: config.Config) -> None:
             now=server.now,
             noted=reconciler.world.notes.take,
         )
-    secret = (settings.secret_dir / "peer-key").read_bytes()
-    api = Api(kube, reconciler.world, hub, secret, metrics, server, settings.trial_after_s)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(settings.secret_dir / "tls.crt", settings.secret_dir / "tls.key")
+
+    def oldest_job() -> float | None:
+        live = (job for job in reconciler.world.all_jobs() if views.finished(job) is None)
+        return min(map(views.created, live), default=None)
+
+    published = settings.published
+    publisher = published and Publisher(kube, settings.namespace, published, lambda: keeper.leads)
+    keys = KeyKeeper(
+        kube,
+        Terms(settings.namespace, server_names(settings.namespace), settings.certificate_days, settings.secret_dir),
+        metrics,
+        oldest_job,
+        leads=lambda: keeper.leads,
+        now=server.now,
+        changed=publisher.publish if publisher else lambda found: None,
+    )
+    api = Api(kube, reconciler.world, hub, keys.peer, metrics, server, settings.trial_after_s)
 
     probes = Listener()
     runners = [
         web.AppRunner(api.app(), access_log=None, shutdown_timeout=2),
         web.AppRunner(
             health_app(
-                ready=lambda: reconciler.world.unlisted,
+                ready=lambda: reconciler.world.unlisted or ("" if keys.known.is_set() else "keys"),
                 alive=lambda: unhealthy(reconciler.silent_for(), reconciler.world.synced, keeper.idle_for()),
                 metrics=metrics,
                 listener=probes,
@@ -118,17 +133,27 @@ async def serve(settings: config.Config) -> None:
         await runner.setup()
     await probes.start(cast(Protocols, runners[1].server), settings.health_port)
     reconciler.start()
-    await api.listener.start(cast(Protocols, runners[0].server), settings.api_port, tls=tls)
+    keys.start()
     keeper.start()  # it takes nothing over before all objects are known
     if multikueue is not None:
         multikueue.start()
-    log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})
 
+    async def answer_pods() -> None:
+        """Fenced queues start other people's jobs also while there are no keys."""
+        while not await asyncio.to_thread(keys.known.wait, 1.0):
+            pass
+        server, tls = cast(Protocols, runners[0].server), keys.server_context()
+        await api.listener.start(server, settings.api_port, tls=tls)
+        log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})
+
+    answering = asyncio.create_task(answer_pods())
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
     log.info("stopping")
+    answering.cancel()
+    await asyncio.to_thread(keys.stop)
     await asyncio.to_thread(keeper.stop)
     if multikueue is not None:
         await asyncio.to_thread(multikueue.stop)

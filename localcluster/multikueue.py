@@ -37,7 +37,7 @@ QUEUE = "global"
 WORKER_QUEUE = "training"
 SUFFIXES = ("a", "b")
 ACCOUNT = "singularity-multikueue"
-SECRET = "singularity-controller"  # noqa: S105 - a name
+SECRET = "singularity-keys"  # noqa: S105 - a name
 READY_S = 120.0
 KUEUE = "kueue.x-k8s.io/v1beta2"
 

@@ -1,8 +1,8 @@
 """`python -m ...admission_policy` writes the chart's adoption objects, from `patch` and `eligibility`.
 
-Our parts travel as a PodTemplate, which is the mutating policy's parameter. The chart fills it with the platform's
-values; what differs between Jobs is computed in CEL. The mutating policy leaves a Job that breaks a rule alone, and the
-validating policy refuses it with the rule's sentence.
+Our parts travel as a PodTemplate, which is the mutating policy's parameter. The controller writes it, with the
+platform's values; what differs between Jobs is computed in CEL. The mutating policy leaves a Job that breaks a rule
+alone, and the validating policy refuses it with the rule's sentence.
 
 Only labelled Jobs that lack our parts are ever refused. The API server asks a binding's parameter before it looks at
 match conditions. So a binding that denies without its parameter would also refuse Jobs that need no adoption. Therefore
@@ -13,7 +13,6 @@ was not adopted.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,13 @@ from ..kube.resources import Object
 from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER
 from ..spec.platform_config import PlatformConfig
-from . import eligibility, patch, trainjob
+from . import eligibility, patch
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates"
 NAME = "singularity-adoption"
 HEAD = "{{/* Generated: python -m kueue_integration.adoption.admission_policy (a test compares). Do not edit. */}}\n"
 _GROUP = "admissionregistration.k8s.io"
 _LABELS = "@LABELS@"
-_RUNTIME_LABELS = "@RUNTIME_LABELS@"
 _NAMESPACE = "@NAMESPACE@"
 _ANNOTATIONS = "object.metadata.?annotations"
 
@@ -195,76 +193,18 @@ def policies() -> list[Object]:
     ]
 
 
-_MARKS = PlatformConfig(
-    agent_image="@AGENT@",
-    controller_url="@URL@",
-    controller_ca="@CA@",
-    train_image="@TRAIN@",
-    store="@STORE@",
-    volumes=({"name": "@VOLUMES@"},),
-    volume_mounts=({"name": "@MOUNTS@"},),
-    env={"@ENV@": "@ENV@", "PYTHONPATH": "@PATH@"},
-    image_pull_policy="@PULL@",
-)
-"""The platform whose values Helm puts in."""
-
-
-def pod_template() -> Object:
-    """Our parts."""
+def pod_template(platform: PlatformConfig, namespace: str) -> Object:
+    """Our parts, as the controller publishes them."""
     return {
         "apiVersion": "v1",
         "kind": "PodTemplate",
         "metadata": {
             "name": NAME,
-            "namespace": _NAMESPACE,
-            "labels": _LABELS,
-            "annotations": {job_names.ANN_STORE: "@STORE@"},
+            "namespace": namespace,
+            "annotations": {job_names.ANN_STORE: platform.store},
         },
-        "template": {"spec": patch.parts(_MARKS)},
+        "template": {"spec": patch.parts(platform)},
     }
-
-
-_FRAMEWORK = " ".join(f'"{key}" "{value}"' for key, value in trainjob.FRAMEWORK.items())
-_VALUES = {
-    _RUNTIME_LABELS: f'{{{{ include "singularity.labels" .root | fromYaml | merge (dict {_FRAMEWORK}) | toJson }}}}',
-    _LABELS: '{{ include "singularity.labels" .root | fromYaml | toJson }}',
-    _NAMESPACE: "{{ .root.Release.Namespace | toJson }}",
-    "@AGENT@": "{{ .root.Values.images.agent | toJson }}",
-    "@URL@": "{{ .url | toJson }}",
-    "@CA@": "{{ .ca | toJson }}",
-    "@STORE@": '{{ .root.Values.store.url | default "" | toJson }}',
-    "@TRAIN@": f'{{{{ .root.Values.images.train | default "{trainjob.NO_IMAGE}" | toJson }}}}',
-    "@PULL@": "{{ .root.Values.imagePullPolicy | toJson }}",
-}
-_EACH = "{{{{ range .root.Values.pods.{0} }}}}, {{{{ toJson . }}}}{{{{ end }}}}"
-_ENV = (
-    "{{ range $name, $value := .root.Values.pods.env }}{{ if CONDITION }}"
-    '{{ dict "name" $name "value" ($value | replace "$" "$$") | toJson }}, {{ end }}{{ end }}'
-)
-
-
-def _platform_values(data: Object) -> str:
-    """JSON with the marks replaced by what Helm evaluates, in a named template of `root`, `url` and `ca`."""
-    text = json.dumps(data, indent=1)
-    for mark, value in _VALUES.items():
-        text = text.replace(json.dumps(mark), value)
-    text = re.sub(r',\s*\{\s*"name": "@VOLUMES@"\s*\}', lambda _: _EACH.format("volumes"), text)
-    text = re.sub(r',\s*\{\s*"name": "@MOUNTS@"\s*\}', lambda _: _EACH.format("volumeMounts"), text)
-    text = text.replace(":@PATH@", "{{ with .root.Values.pods.env.PYTHONPATH }}:{{ . }}{{ end }}")
-    # The sidecar comes first: it gets nothing that is meant for the user's interpreter (`pod._sidecar`).
-    entry = r'\{\s*"name": "@ENV@",\s*"value": "@ENV@"\s*\},\s*'
-    other = 'not (or (hasPrefix "PYTHON" $name) (hasPrefix "LD_" $name))'
-    text = re.sub(entry, lambda _: _ENV.replace("CONDITION", other), text, count=1)
-    return re.sub(entry, lambda _: _ENV.replace("CONDITION", 'ne $name "PYTHONPATH"'), text, count=1)
-
-
-def parts_template() -> str:
-    """`_adoption.tpl`: the PodTemplate and the ClusterTrainingRuntime as named templates of `root`, `url` and `ca`."""
-    runtime = trainjob.runtime(_MARKS)
-    runtime["metadata"]["labels"] = _RUNTIME_LABELS
-    made = {"adoption.parts": pod_template(), "trainjob.runtime": runtime}
-    defines = [f'{{{{- define "singularity.{n}" }}}}\n{_platform_values(d)}\n{{{{- end }}}}\n' for n, d in made.items()]
-    return HEAD + "".join(defines)
 
 
 _EACH_NAME = 'include "singularity.listed" (dict "of" .Values.pods.{} "key" "{}") | fromJsonArray'
@@ -288,7 +228,6 @@ def policies_template() -> str:
 
 
 def main() -> None:
-    (TEMPLATES / "_adoption.tpl").write_text(parts_template())
     (TEMPLATES / "adoption.yaml").write_text(policies_template())
 
 

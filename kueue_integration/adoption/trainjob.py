@@ -1,8 +1,9 @@
 """`adopted_trainjob`: a TrainJob of Kubeflow Trainer, started behind our launcher; and the runtime it needs. Pure.
 
-A TrainJob has no field for a container, so our parts are those of the ClusterTrainingRuntime `RUNTIME`, which the chart
-makes (`trainjob.enabled`). What differs between jobs stands in the TrainJob: its program and environment in
-`spec.trainer`, the rest in a runtime patch of ours. Held to the same rules as a Job: docs/workload-kinds.md.
+A TrainJob has no field for a container, so our parts are those of the ClusterTrainingRuntime `RUNTIME`, which the
+controller makes (chart value `trainjob.enabled`). What differs between jobs stands in the TrainJob: its program and
+environment in `spec.trainer`, the rest in a runtime patch of ours. Held to the same rules as a Job:
+docs/workload-kinds.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def runtime(platform: PlatformConfig) -> Object:
     """The ClusterTrainingRuntime: one Indexed Job of `spec.trainer.numNodes` pods with our parts."""
     pod = parts(platform)
     (train,) = pod["containers"]
-    own = {"name": CONTAINER_NODE, "image": platform.train_image, "imagePullPolicy": platform.image_pull_policy}
+    own = {"name": CONTAINER_NODE, "imagePullPolicy": platform.image_pull_policy}
+    own["image"] = platform.train_image or NO_IMAGE
     pod["containers"] = [{**train, **own, "command": [*LAUNCHER]}]
     pod.update(
         terminationGracePeriodSeconds=eligibility.GRACE_LEAST,

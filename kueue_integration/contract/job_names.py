@@ -151,6 +151,12 @@ LEASE_TRUSTED_IMAGES: Final = f"{names.DOMAIN}/trusted-images"
 LEASE_IMAGES_USED: Final = f"{names.DOMAIN}/trusted-images-used"
 """On that Lease: a JSON object, image -> Unix seconds of its last use."""
 CONTROLLER_NAME: Final = "singularity-controller"
+KEYS_SECRET: Final = "singularity-keys"  # noqa: S105 - a name
+"""The controller's own: authorities, certificates and keys for peers."""
+ANN_ROTATE: Final = f"{names.DOMAIN}/rotate"
+"""On that Secret: a text that is not there yet asks for new keys."""
+ANN_MADE_OF: Final = f"{names.DOMAIN}/made-of"
+"""On what the controller publishes: a digest of it."""
 HOLD_LEASE: Final = "singularity-hold"
 ANN_OVERDUE: Final = f"{names.DOMAIN}/overdue"
 """On the Lease: `UID/SECONDS`, a space between two: Jobs whose suspend the policy lets through from that Unix time on,

@@ -12,10 +12,13 @@ from typing import get_args
 from singularity_proxy.protocol import decode, names
 
 from ..contract import job_names
+from ..errors import ChartError
 from ..planner import settings
 from ..planner.settings import PlannerSettings
+from ..spec import platform_config
 from .errors import ConfigError
 from .hold import Settings
+from .published import Settings as Published
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,12 @@ class Config:
     identity: str
     """Who holds the Lease: the pod's name."""
     namespace: str
-    secret_dir: Path
-    """Holds tls.crt, tls.key and peer-key."""
     settings: Settings
+    secret_dir: Path | None = None
+    """Where a Secret of somebody else is mounted: ca.crt, tls.crt, tls.key, maybe peer-key. None: keys of our own."""
+    certificate_days: int = 3650
+    published: Published | None = None
+    """What the controller publishes for those who submit jobs. None: it was started by hand, without a chart."""
     lease_name: str = job_names.HOLD_LEASE
     lease_duration_s: int = 10
     lease_renew_s: float = 2.0
@@ -83,6 +89,18 @@ def _agent_images(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _published(env: Mapping[str, str]) -> Published | None:
+    name = "SINGULARITY_PLATFORM"
+    if not env.get(name):
+        return None
+    try:
+        found = platform_config.from_json(env[name])
+    except ChartError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    data = decode.json_value(env[name], platform_config.MAX_TEXT)
+    return Published(found, adoption=data.get("adoption") is True, trainjob=data.get("trainjob") is True)
+
+
 def planner(env: Mapping[str, str]) -> PlannerSettings:
     """What the chart value `planner` says, as JSON. Raises ConfigError that names the value."""
     text = env.get("SINGULARITY_PLANNER", "") or "{}"
@@ -117,18 +135,18 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     parser.add_argument("--kubeconfig", help="default: the pod's own credentials, else $KUBECONFIG")
     parser.add_argument("--namespace", default=env.get(names.ENV_NAMESPACE) or job_names.SYSTEM_NAMESPACE)
     parser.add_argument("--identity", default=env.get(names.ENV_POD) or "", help="name in the Lease, the pod's name")
-    parser.add_argument("--secret-dir", default=env.get("SINGULARITY_SECRET_DIR") or "/etc/singularity")
+    parser.add_argument("--secret-dir", default=env.get("SINGULARITY_SECRET_DIR") or "")
     parser.add_argument("--api-port", type=int, default=9443)
     parser.add_argument("--health-port", type=int, default=8080)
     parser.add_argument("--log-level", default=env.get("SINGULARITY_LOG_LEVEL") or "INFO")
     args = parser.parse_args(argv)
     if not args.identity:
         raise ConfigError(f"{names.ENV_POD} is not set: it names this replica in the Lease (flag --identity)")
-    secret_dir = Path(args.secret_dir)
-    for name in ("tls.crt", "tls.key", "peer-key"):
-        if not (secret_dir / name).is_file():
+    secret_dir = Path(args.secret_dir) if args.secret_dir else None
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        if secret_dir is not None and not (secret_dir / name).is_file():
             where = f"SINGULARITY_SECRET_DIR = {str(secret_dir)!r}"
-            raise ConfigError(f"{where}: has no file {name}; mount the chart's Secret")
+            raise ConfigError(f"{where}: has no file {name}; the Secret of the chart's tls.existingSecret needs it")
     duration = _number(env, "SINGULARITY_LEASE_DURATION_SECONDS", 10, minimum=3)
     renew = _number(env, "SINGULARITY_LEASE_RENEW_SECONDS", 2, minimum=0.1)
     if renew * 2 > duration:
@@ -142,8 +160,10 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     return Config(
         identity=args.identity,
         namespace=args.namespace,
-        secret_dir=secret_dir,
         settings=core,
+        secret_dir=secret_dir,
+        certificate_days=int(_number(env, "SINGULARITY_CERTIFICATE_DAYS", 3650, minimum=1)),
+        published=_published(env),
         lease_duration_s=int(duration),
         lease_renew_s=renew,
         api_port=args.api_port,

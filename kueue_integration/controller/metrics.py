@@ -51,6 +51,9 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_leader": ("1 while this replica acts.", ()),
     "singularity_hold_policy_missing": ("1 while the hold's policy or its binding is not there.", ()),
     "singularity_guard_policies_missing": ("Guard policies that are not there, or their binding.", ()),
+    "singularity_certificate_expires_seconds": (
+        "Unix time at which the certificate ends that this replica shows to pods.", ()),
+    "singularity_keys_missing": ("1 while the Secret with the platform's keys is not there.", ()),
     "singularity_holds_active": ("Jobs whose preemption waits for a checkpoint now.", ()),
     "singularity_checkpoint_age_seconds": ("Age of the committed checkpoint of a live job.", ("namespace", "job")),
     "singularity_gpu_utilisation_percent": ("How busy the GPUs of a running attempt have been.", ("namespace", "job")),

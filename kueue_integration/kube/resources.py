@@ -89,6 +89,7 @@ MULTIKUEUE_CLUSTER: Final = Kind(
     "MultiKueueCluster", KUEUE_GROUP, KUEUE_VERSION, "multikueueclusters", namespaced=False
 )
 SECRET: Final = Kind("Secret", "", "v1", "secrets")
+POD_TEMPLATE: Final = Kind("PodTemplate", "", "v1", "podtemplates")
 TOPOLOGY: Final = Kind("Topology", KUEUE_GROUP, KUEUE_VERSION, "topologies", namespaced=False)
 DEVICE_CLASS: Final = Kind("DeviceClass", "resource.k8s.io", "v1", "deviceclasses", namespaced=False)
 RESOURCE_CLAIM_TEMPLATE: Final = Kind("ResourceClaimTemplate", "resource.k8s.io", "v1", "resourceclaimtemplates")
@@ -123,6 +124,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         RESOURCE_FLAVOR,
         MULTIKUEUE_CLUSTER,
         SECRET,
+        POD_TEMPLATE,
         TOPOLOGY,
         DEVICE_CLASS,
         RESOURCE_CLAIM_TEMPLATE,

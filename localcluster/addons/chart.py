@@ -21,7 +21,7 @@ from ..images.gobuild import Binaries
 from ..images.oci import Image
 from ..images.rootfs import TORCH_MOUNT
 from ..shared_folder import STORE
-from ..shell import run, without_proxies
+from ..shell import run, wait_until, without_proxies
 
 CHART = CHECKOUT / "charts" / "singularity"
 RELEASE = "singularity"
@@ -97,6 +97,20 @@ class Chart:
                 self.kubectl(*what, "-n", NAMESPACE, f"--timeout={TIMEOUT}s", timeout=TIMEOUT + 10)
             except CommandError as error:
                 raise NotReadyError(f"the controller did not become ready: {error}\n{self._last_words()}") from error
+
+        wait_until(self._published, "the controller has published the platform's settings", timeout=TIMEOUT)
+
+    def _published(self) -> bool:
+        """Whether those who submit read what the chart says now; charts of before 0.2 publish it themselves."""
+        path = 'jsonpath={.spec.template.spec.containers[0].env[?(@.name=="SINGULARITY_PLATFORM")].value}'
+        said = self.kubectl("get", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, "-o", path)
+        path = r"jsonpath={.data.platform\.json}"
+        told = self.kubectl("get", f"configmap/{job_names.PLATFORM_CONFIGMAP}", "-n", NAMESPACE, "-o", path)
+        if not said:
+            return True
+        known = json.loads(told or "{}")
+        wanted = {k: v for k, v in json.loads(said.replace("$$", "$")).items() if k in known and k != "controller_ca"}
+        return bool(known) and all(known[name] == value for name, value in wanted.items())
 
     def _last_words(self) -> str:
         try:

@@ -31,3 +31,9 @@ def render(*sets: str, values: str = "") -> dict[tuple[str, str], dict[str, Any]
     done = helm(*command)
     assert done.returncode == 0, done.stderr
     return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+
+
+def controller_env(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, str]:
+    """The variables of the controller as the kubelet gives them: `$$` is one `$`."""
+    (container,) = objects["Deployment", job_names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"]
+    return {item["name"]: item["value"].replace("$$", "$") for item in container["env"] if "value" in item}

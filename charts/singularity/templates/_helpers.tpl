@@ -85,6 +85,8 @@ containers:
     image: {{ .root.Values.images.controller }}
     imagePullPolicy: {{ .root.Values.imagePullPolicy }}
     command: {{ toJson .command }}
+    env:
+      - {name: SINGULARITY_NAMESPACE, value: {{ .root.Release.Namespace }}}
     securityContext:
       allowPrivilegeEscalation: false
       readOnlyRootFilesystem: true
@@ -101,4 +103,31 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with .root.Values.controller.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* The Secret of somebody else that has the certificate, "" where the controller makes its own. */}}
+{{- define "singularity.tlsSecret" -}}
+{{- $tls := .Values.tls | default dict -}}
+{{- if dig "existingSecret" "" $tls }}{{ $tls.existingSecret }}
+{{- else if dig "certManager" "issuerRef" dict $tls }}singularity-controller-tls{{ end -}}
+{{- end }}
+
+{{/* JSON: what the controller publishes for those who submit jobs, but for the authorities, which it alone knows. */}}
+{{- define "singularity.platform" -}}
+{{- dict
+  "agent_image" .Values.images.agent
+  "controller_url" (printf "https://singularity-controller.%s.svc:443" .Release.Namespace)
+  "controller_ca" ""
+  "train_image" (.Values.images.train | default "")
+  "store" (.Values.store.url | default "")
+  "volumes" (.Values.pods.volumes | default list)
+  "volume_mounts" (.Values.pods.volumeMounts | default list)
+  "env" (.Values.pods.env | default dict)
+  "checkpoint_disk" (.Values.pods.checkpointDisk | default "")
+  "max_budget_s" (int .Values.budget.maxSeconds)
+  "tiers" (.Values.planner.slaTiers.tiers | default dict)
+  "tiers_window_s" (int .Values.planner.slaTiers.windowSeconds)
+  "image_pull_policy" .Values.imagePullPolicy
+  "adoption" .Values.adoption.enabled
+  "trainjob" .Values.trainjob.enabled | toJson -}}
 {{- end }}

@@ -40,7 +40,7 @@ from ...errors import BadAnnotationError, Conflict, KubeError
 from ...kube import conflicts, server_time
 from ...kube.client import Kube
 from ...kube.resources import Object
-from .. import apply, attempt_history, unsaveable
+from .. import apply, attempt_history, unsaveable, views
 from ..actions import Annotations
 from ..cache import World
 from ..errors import RefusedError
@@ -126,14 +126,15 @@ class Hub:
 
 
 class Api:
-    """`secret` is the key from which the sidecars' shared secrets are derived."""
+    """`secret` gives, for the Unix seconds at which a job was made, the key from which the secrets are derived that its
+    sidecars share."""
 
     def __init__(
         self,
         kube: Kube,
         world: World,
         hub: Hub,
-        secret: bytes,
+        secret: Callable[[float], bytes],
         metrics: Metrics,
         server: server_time.ServerClock | None = None,
         trial_after_s: float | None = None,
@@ -279,7 +280,8 @@ class Api:
 
         def look() -> web.Response | None:
             current = self._newest(namespace, name, job, attempt)
-            reply = reports.hello(current, self._world.pods_of(namespace, name), message, self._secret)
+            secret = self._secret(views.created(current))
+            reply = reports.hello(current, self._world.pods_of(namespace, name), message, secret)
             if reply is None and reports.ended(current, attempt):
                 return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
             if reply is None:

@@ -121,7 +121,6 @@ def test_twice_is_refused() -> None:
 
 def test_the_chart_has_what_the_generator_writes() -> None:
     """Else: python -m kueue_integration.adoption.admission_policy"""
-    assert (admission_policy.TEMPLATES / "_adoption.tpl").read_text() == admission_policy.parts_template()
     assert (admission_policy.TEMPLATES / "adoption.yaml").read_text() == admission_policy.policies_template()
     assert len(eligibility.RULES) < 64, "more match conditions than the API server takes"
 

@@ -169,7 +169,7 @@ async def served(certificate):
     assert await asyncio.to_thread(world.wait_synced, 10)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*certificate)
-    api = Api(kube, world, hub, b"secret", metrics, trial_after_s=90.0)
+    api = Api(kube, world, hub, lambda made: b"secret", metrics, trial_after_s=90.0)
     runner = web.AppRunner(api.app())
     await runner.setup()
     await api.listener.start(cast(Protocols, runner.server), 0, "localhost", tls)
@@ -276,7 +276,7 @@ WHERE = f"/v1/result?namespace={NS}&job=train&attempt=1"
 
 
 async def test_what_rank_0_has_returned_is_written_on_the_job(served):
-    text = json.dumps({"value": ["\u00e9\"", 1.5, "x" * (RESULT_BYTES - 40)]})
+    text = json.dumps({"value": ['\u00e9"', 1.5, "x" * (RESULT_BYTES - 40)]})
     assert len(text) <= RESULT_BYTES
     for _ in range(2):  # the answer was lost: brought again
         assert await served.post(WHERE, text) == (200, {})

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import subprocess
 
 import pytest
 import yaml
-from rendered import CHART, HELM, NO_HELM, helm, render
+from rendered import CHART, HELM, NO_HELM, controller_env, helm, render
 
-from kueue_integration.adoption import trainjob
+from kueue_integration.adoption import admission_policy, trainjob
 from kueue_integration.contract import job_names
 from kueue_integration.controller import config
+from kueue_integration.controller import config as controller_config
+from kueue_integration.controller.key_keeper import server_names
 from kueue_integration.guard import names as guards
 from kueue_integration.kube.resources import KUEUE_GROUP
 from kueue_integration.planner.settings import PlannerSettings
-from kueue_integration.spec.platform_config import PlatformConfig, from_json
 
 POLICY_KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -33,7 +32,7 @@ def test_names_agree_with_the_protocol():
     for key in (
         ("Deployment", controller),
         ("Service", controller),
-        ("Secret", controller),
+        ("Secret", job_names.KEYS_SECRET),
         ("ConfigMap", job_names.PLATFORM_CONFIGMAP),
         ("Lease", job_names.HOLD_LEASE),
         ("AdmissionCheck", job_names.ADMISSION_CHECK_NAME),
@@ -62,10 +61,10 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
         )
     )
     objects = render(values=str(values))
-    data = json.loads(objects["ConfigMap", job_names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
-    config = PlatformConfig(**data)
-    secret = objects["Secret", job_names.CONTROLLER_NAME]["data"]
-    assert config.controller_ca == base64.b64decode(secret["ca.crt"]).decode()
+    env = controller_env(objects)
+    found = controller_config.load([], {**env, "SINGULARITY_POD": "me"}).published
+    assert found is not None and (found.adoption, found.trainjob) == (False, False)
+    config = found.platform
     assert config.controller_url == "https://singularity-controller.singularity-system.svc:443"
     assert (config.agent_image, config.train_image, config.store) == ("a:1", "t:1", "file:///shared/checkpoints")
     assert (list(config.volumes), list(config.volume_mounts), config.env) == ([volume], [mount], pods["env"])
@@ -73,19 +72,77 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
     assert (config.tiers, config.tiers_window_s) == ({"high": 0.9}, 600)
     deployment = objects["Deployment", job_names.CONTROLLER_NAME]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    env = {item["name"]: item.get("value") for item in container["env"]}
     assert (container["image"], env["SINGULARITY_MAX_BUDGET_SECONDS"]) == ("c:1", "33")
 
 
-def test_the_certificate_is_for_the_service_and_signed_by_the_published_ca(tmp_path):
-    data = render()["Secret", job_names.CONTROLLER_NAME]["data"]
-    for name in ("ca.crt", "tls.crt", "tls.key"):
-        (tmp_path / name).write_bytes(base64.b64decode(data[name]))
-    host = "singularity-controller.singularity-system.svc"
-    command = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", host, "tls.crt"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(base64.b64decode(data["peer-key"])) >= 32
+def test_two_renders_are_the_same_text():
+    """Argo CD and `helm template | kubectl apply` render at each sync, and cannot look into the cluster."""
+    everything = ("adoption.enabled=true", "trainjob.enabled=true", "metrics.alerts.enabled=true",
+                  "multikueue.manager.enabled=true", "multikueue.worker.enabled=true", "sampleQueues.enabled=true",
+                  "tls.certManager.issuerRef.name=ours")  # fmt: skip
+    options = [f"--set={value}" for value in everything]
+    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    first, second = (helm("template", "s", str(CHART), "--kube-version=1.36.0", served, *options) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    for template in [*(CHART / "templates").rglob("*.yaml"), *(CHART / "templates").rglob("*.tpl")]:
+        text = template.read_text()
+        assert not [word for word in ("lookup ", "genCA", "genSigned", "rand", "now |") if word in text], template
+
+
+def test_what_the_controller_writes_is_rendered_without_content():
+    objects = render("adoption.enabled=false")
+    for kind, name in (("Secret", job_names.KEYS_SECRET), ("ConfigMap", job_names.PLATFORM_CONFIGMAP)):
+        assert not {"data", "stringData", "binaryData"} & set(objects[kind, name])
+    assert not [kind for kind, _ in objects if kind in ("PodTemplate", "ClusterTrainingRuntime")]
+
+
+def test_the_controller_reads_and_writes_its_own_secret_alone():
+    def rights(*sets):
+        rules = render(*sets)["Role", job_names.CONTROLLER_NAME]["rules"]
+        found = {(r, n, v) for rule in rules for r in rule["resources"] for n in rule.get("resourceNames", ["*"])
+                 for v in rule["verbs"]}  # fmt: skip
+        return {right for right in found if right[0] != "leases"}
+
+    own = {("secrets", job_names.KEYS_SECRET, verb) for verb in ("get", "patch")}
+    old = {("secrets", job_names.CONTROLLER_NAME, "get")}
+    told = {("configmaps", job_names.PLATFORM_CONFIGMAP, verb) for verb in ("get", "patch")}
+    assert rights() == own | old | told
+    objects = render()
+    for (kind, name), one in objects.items():
+        if kind == "ClusterRole":
+            assert not any("secrets" in rule.get("resources", ()) for rule in one["rules"]), name
+
+
+@pytest.mark.parametrize(
+    ("sets", "secret"),
+    [((), None), (("tls.existingSecret=ours",), "ours"),
+     (("tls.certManager.issuerRef.name=i", "tls.certManager.issuerRef.kind=ClusterIssuer"),
+      "singularity-controller-tls"),
+     (("tls=null",), None), (("tls.certManager=null",), None)],
+)  # fmt: skip
+def test_keys_of_somebody_else_are_mounted(sets, secret):
+    objects = render(*sets)
+    env = controller_env(objects)
+    pod = objects["Deployment", job_names.CONTROLLER_NAME]["spec"]["template"]["spec"]
+    mounted = [v["secret"]["secretName"] for v in pod["volumes"] or () if "secret" in v]
+    assert mounted == ([secret] if secret else [])
+    assert env.get("SINGULARITY_SECRET_DIR") == ("/etc/singularity" if secret else None)
+    made = objects.get(("Certificate", job_names.CONTROLLER_NAME))
+    assert (made is not None) == (secret == "singularity-controller-tls")
+    if made is not None:
+        assert made["spec"]["secretName"] == secret
+        assert set(made["spec"]["dnsNames"]) == set(server_names(job_names.SYSTEM_NAMESPACE))
+
+
+def test_an_upgrade_first_keeps_the_secret_that_the_chart_of_before_made():
+    objects = render()
+    made = [objects[kind, "singularity-keep-keys"] for kind in ("ServiceAccount", "Role", "RoleBinding", "Job")]
+    assert all(one["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade" for one in made)
+    (rule,) = made[1]["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == ([job_names.CONTROLLER_NAME], ["get", "patch"])
+    (container,) = made[3]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][1:] == ["-m", "kueue_integration.keep_keys"]
 
 
 def test_the_controllers_rights_are_exactly_these():
@@ -332,7 +389,7 @@ def test_adoption_is_refused_where_the_api_server_cannot_do_it():
     done = helm("template", "s", str(CHART), *options)
     assert done.returncode == 0, done.stderr
     kinds = {d["kind"]: d["apiVersion"] for d in yaml.safe_load_all(done.stdout) if d}
-    assert kinds["MutatingAdmissionPolicy"] == "admissionregistration.k8s.io/v1beta1" and "PodTemplate" in kinds
+    assert kinds["MutatingAdmissionPolicy"] == "admissionregistration.k8s.io/v1beta1"
     assert not any("Mutating" in kind for kind, _ in render())
 
 
@@ -382,12 +439,15 @@ def filled(tmp_path):
     return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
 
 
-def test_the_training_runtime_is_what_the_command_expects(filled):
-    platform = from_json(filled["ConfigMap", job_names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
-    made = filled["ClusterTrainingRuntime", trainjob.RUNTIME]
-    assert made["metadata"]["labels"].items() >= trainjob.FRAMEWORK.items()
-    assert made["spec"] == trainjob.runtime(platform)["spec"]
-    assert not any(kind == "ClusterTrainingRuntime" for kind, _ in render())
+def test_the_controller_may_write_what_adoption_needs(filled):
+    published = controller_config.load([], {**controller_env(filled), "SINGULARITY_POD": "me"}).published
+    assert published.adoption and published.trainjob
+    assert published.platform.env == {"PYTHONPATH": "/opt/torch", "PRICE": "$5"}
+    roles = [filled[kind, job_names.CONTROLLER_NAME]["rules"] for kind in ("Role", "ClusterRole")]
+    for rules, what in zip(roles, ("podtemplates", "clustertrainingruntimes"), strict=True):
+        found = [(rule.get("resourceNames"), rule["verbs"]) for rule in rules if what in rule["resources"]]
+        name = admission_policy.NAME if what == "podtemplates" else trainjob.RUNTIME
+        assert found == [([name], ["get", "update"]), (None, ["create"])]
 
 
 def test_rules_of_adoption_have_the_platforms_values_and_no_parameter(filled):

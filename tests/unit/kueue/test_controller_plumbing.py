@@ -146,10 +146,8 @@ def test_a_server_that_says_410_every_time_is_asked_with_growing_pauses(informer
 
 # --- configuration --------------------------------------------------------------------------------------------------
 @pytest.fixture
-def env(tmp_path):
-    for name in ("tls.crt", "tls.key", "peer-key"):
-        (tmp_path / name).write_text("x")
-    return {"SINGULARITY_POD": "me", "SINGULARITY_SECRET_DIR": str(tmp_path)}
+def env():
+    return {"SINGULARITY_POD": "me"}
 
 
 def test_defaults_and_what_the_chart_sets(env):
@@ -198,6 +196,9 @@ def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
     [
         ({"SINGULARITY_POD": ""}, "SINGULARITY_POD"),
         ({"SINGULARITY_SECRET_DIR": "/does/not/exist"}, "SINGULARITY_SECRET_DIR = '/does/not/exist'"),
+        ({"SINGULARITY_CERTIFICATE_DAYS": "0"}, "SINGULARITY_CERTIFICATE_DAYS = '0': must be at least 1"),
+        ({"SINGULARITY_PLATFORM": "{"}, "SINGULARITY_PLATFORM: platform.json is not valid JSON"),
+        ({"SINGULARITY_PLATFORM": "{}"}, "SINGULARITY_PLATFORM: platform.json has no agent_image"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "soon"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'soon'"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "nan"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'nan'"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "0"}, "at least 1"),

@@ -1,0 +1,88 @@
+"""What the platform says to those who submit jobs: the chart's settings, with the authorities that pods have to trust.
+
+The authorities are known to the controller alone. So it writes whatever contains them: the key `platform.json` of the
+ConfigMap that the chart makes without content, and the pods' parts for adoption and for TrainJobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..adoption import admission_policy, trainjob
+from ..contract import job_names, platform_objects
+from ..errors import ChartError
+from ..kube.client import Kube
+from ..kube.resources import ADMISSION_CHECK, CONFIG_MAP, Object, kind_of
+from ..spec import platform_config
+from ..spec.platform_config import PlatformConfig
+from .keys import Keys
+
+log = logging.getLogger(__name__)
+
+_HELM = "meta.helm.sh/"
+"""Annotations by which Helm knows what is its own: a release that has these objects in its chart takes them over."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the chart says. The platform's `controller_ca` is still empty."""
+
+    platform: PlatformConfig
+    adoption: bool = False
+    trainjob: bool = False
+
+
+class Publisher:
+    """Call `publish` with the keys in use. It writes if this replica acts and something differs."""
+
+    def __init__(self, kube: Kube, namespace: str, settings: Settings, leads: Callable[[], bool]) -> None:
+        self._kube, self._namespace, self._settings, self._leads = kube, namespace, settings, leads
+        self._written: set[str] = set()
+
+    def publish(self, found: Keys) -> None:
+        """Raises KubeError, ChartError."""
+        if not self._leads():
+            return
+        platform = replace(self._settings.platform, controller_ca=found.bundle)
+        config = self._config_map(platform)
+        if self._settings.adoption:
+            self._ensure(admission_policy.pod_template(platform, self._namespace), config, config)
+        if self._settings.trainjob:
+            # Of the whole cluster, like its owner, which goes with the chart.
+            owner = self._kube.get(ADMISSION_CHECK, None, job_names.ADMISSION_CHECK_NAME)
+            self._ensure(trainjob.runtime(platform), config, owner)
+
+    def _config_map(self, platform: PlatformConfig) -> Object:
+        name, text = job_names.PLATFORM_CONFIGMAP, platform_config.to_json(platform)
+        found = self._kube.find(CONFIG_MAP, self._namespace, name)
+        if found is None:
+            raise ChartError(f"no ConfigMap {self._namespace}/{name}: nobody can submit", "apply the chart again")
+        if (found.get("data") or {}).get(platform_config.CONFIG_KEY) == text:
+            return found
+        log.info("ConfigMap %s is written: agent image %s", name, platform.agent_image)
+        data = {"data": {platform_config.CONFIG_KEY: text}}
+        return self._kube.patch(CONFIG_MAP, self._namespace, name, data, found["metadata"]["resourceVersion"])
+
+    def _ensure(self, made: Object, config: Object, owner: Object) -> None:
+        """Write `made` if it differs from what was written last, and once in the life of this process."""
+        kind, meta = kind_of(made), made["metadata"]
+        told = {k: v for k, v in (config["metadata"].get("annotations") or {}).items() if k.startswith(_HELM)}
+        meta["labels"] = {**(config["metadata"].get("labels") or {}), **(meta.get("labels") or {})}
+        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
+        meta["ownerReferences"] = [{**reference, **{k: owner["metadata"][k] for k in ("name", "uid")}}]
+        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        meta["annotations"] = {**(meta.get("annotations") or {}), **told, job_names.ANN_MADE_OF: digest}
+        found = self._kube.find(kind, meta.get("namespace"), meta["name"])
+        if found is None:
+            self._kube.create(made)
+        elif digest not in self._written or platform_objects.made_of(found) != digest:
+            meta["resourceVersion"] = found["metadata"]["resourceVersion"]
+            self._kube.replace(made)
+        else:
+            return
+        self._written.add(digest)
+        log.info("%s %s is written", kind.name, meta["name"])
