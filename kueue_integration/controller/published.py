@@ -23,8 +23,9 @@ from .keys import Keys
 
 log = logging.getLogger(__name__)
 
-_HELM = "meta.helm.sh/"
-"""Annotations by which Helm knows what is its own: a release that has these objects in its chart takes them over."""
+_HELM = ("meta.helm.sh/", "app.kubernetes.io/managed-by")
+"""Annotations and the label by which Helm knows its own: 0.1.0, which has these objects in its chart, takes them over.
+None of the other labels: Argo CD would prune by them."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ class Publisher:
     def _ensure(self, made: Object, config: Object, owner: Object) -> None:
         """Write `made` if it differs from what was written last, and once in the life of this process."""
         kind, meta = kind_of(made), made["metadata"]
-        told = {k: v for k, v in (config["metadata"].get("annotations") or {}).items() if k.startswith(_HELM)}
-        meta["labels"] = {**(config["metadata"].get("labels") or {}), **(meta.get("labels") or {})}
+        for part in ("labels", "annotations"):
+            told = {k: v for k, v in (config["metadata"].get(part) or {}).items() if k.startswith(_HELM)}
+            meta[part] = {**told, **(meta.get(part) or {})}
         reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
         meta["ownerReferences"] = [{**reference, **{k: owner["metadata"][k] for k in ("name", "uid")}}]
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-        meta["annotations"] = {**(meta.get("annotations") or {}), **told, job_names.ANN_MADE_OF: digest}
+        meta["annotations"][job_names.ANN_MADE_OF] = digest
         found = self._kube.find(kind, meta.get("namespace"), meta["name"])
         if found is None:
             self._kube.create(made)

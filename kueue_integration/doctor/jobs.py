@@ -13,19 +13,23 @@ from ..job.unreadable import UnreadableAnnotation
 from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import LEASE, Object, finished, is_true, pod_spec
-from . import engines
+from ..spec.platform_config import PlatformConfig
+from . import authorities, engines
 from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected
 
 RETRY_S = 30.0
 """After the deadline Kueue still has to ask again; its back-off within a checkpoint budget stays well below this."""
 
 
-def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
-    """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
+def running(kube: Kube, namespace: str, now: float, platform: PlatformConfig | None) -> Iterator[Check]:
+    """`platform` is None when it is not known."""
+    max_budget_s = platform.max_budget_s if platform is not None else 0
     managed = kinds.list_managed(kube, namespace)
     unfinished = [job for job in managed if finished(job) is None]
     yield from engines.of_jobs(kube, unfinished)
     yield from _images(kube, unfinished)
+    if platform is not None:
+        yield from authorities.strangers(platform, unfinished)
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and finished(job) is None]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")

@@ -1,4 +1,4 @@
-"""`PlatformConfig`: what the platform team decided once, published by the Helm chart for everyone who submits jobs."""
+"""`PlatformConfig`: what the platform team decided once, published for everyone who submits jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlatformConfig:
     :param train_image: default training image, "" when users must name one
     :param store: default checkpoint store URL, "" when users must name one
     :param controller_url: `https://singularity-controller.<namespace>.svc:443`
-    :param controller_ca: PEM text
+    :param controller_ca: PEM text, one or several authorities; "" in what the chart tells the controller
     :param volumes, volume_mounts, env: added to every training pod (store, data sets, Python environment);
         mounts go to the training container and the sidecar
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
@@ -61,7 +61,7 @@ MAX_TEXT = 1 << 20
 
 
 def from_json(text: str) -> PlatformConfig:
-    """Parse the JSON of the chart. Raises ChartError that names the field.
+    """Parse the JSON of the platform. Raises ChartError that names the field.
 
     Unknown fields are ignored: a chart may be newer than the library of the one who submits.
     """
@@ -101,7 +101,7 @@ def load(kube: Kube, namespace: str = job_names.SYSTEM_NAMESPACE) -> PlatformCon
     except Forbidden as error:
         raise ChartError(f"{where} cannot be read: {error}", _FIX) from error
     if text is None:
-        raise ChartError(f"{where} has no key {CONFIG_KEY}", _FIX)
+        raise ChartError(f"{where} has no key {CONFIG_KEY}: the controller has not written it yet", _LOOK)
     return from_json(text)
 
 
@@ -113,4 +113,5 @@ _TYPES: dict[str, type] = {
     "volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int, "tiers": dict,
     "tiers_window_s": int,
 }  # fmt: skip
+_LOOK = f"See whether it runs and leads: kubectl -n {job_names.SYSTEM_NAMESPACE} get pods,leases"
 _FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

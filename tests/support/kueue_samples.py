@@ -14,10 +14,25 @@ from kueue_integration.spec.train_spec import TrainSpec
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
+AUTHORITY = """\
+-----BEGIN CERTIFICATE-----
+MIIB1zCCAX2gAwIBAgIUCZnzpG9XUBFXqbkt+5uEnZjWiFwwCgYIKoZIzj0EAwIw
+RzFFMEMGA1UEAww8c2luZ3VsYXJpdHktY29udHJvbGxlci1jYS05OTlmM2E0NmY1
+NzUwMTE1N2E5YjkyZGZiOWI4NDlkOThkMCAXDTE5MTIzMTIzMDAwMFoYDzIxMTkx
+MjA4MDAwMDAwWjBHMUUwQwYDVQQDDDxzaW5ndWxhcml0eS1jb250cm9sbGVyLWNh
+LTk5OWYzYTQ2ZjU3NTAxMTU3YTliOTJkZmI5Yjg0OWQ5OGQwWTATBgcqhkjOPQIB
+BggqhkjOPQMBBwNCAAQr3FWHgZbO4TTIfWNvgWhsH2c3tsJAXCYp4bQXrPDHMwfm
+IFunbomecem7Sm0Bvb86m89gVMlfkthSxtwxlQq5o0UwQzAdBgNVHQ4EFgQUNb3s
+6bt6pEzqdPJA0ozqlctgPwswEgYDVR0TAQH/BAgwBgEB/wIBADAOBgNVHQ8BAf8E
+BAMCAQYwCgYIKoZIzj0EAwIDSAAwRQIhAJm+SkNEyZhu90XnaPSW116B4A1AC+2S
+Cvi3OwmdJU6WAiBcJZOIT7fl0XB5xjY6rMuI646LT3lqlOMAcnrN1pxNtw==
+-----END CERTIFICATE-----
+"""
+"""The certificate of an authority whose key nobody has any more; it ends in 2119."""
 PLATFORM = PlatformConfig(
     agent_image="example/agent:1",
     controller_url="https://singularity-controller.singularity-system.svc:443",
-    controller_ca="-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n",
+    controller_ca=AUTHORITY,
     train_image="example/train:1",
     store="file:///shared/checkpoints",
     volumes=(

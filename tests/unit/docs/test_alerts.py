@@ -38,6 +38,8 @@ HEALTHY = {
     'singularity_api_request_seconds_bucket{pod="a", verb="patch", le="+Inf"}': "0+100x120",
     'singularity_hold_policy_missing{pod="a"}': "0x120",
     'singularity_guard_policies_missing{pod="a"}': "0x120",
+    'singularity_certificate_expires_seconds{pod="a"}': "7776000x120",
+    'singularity_keys_missing{pod="a"}': "0x120",
     'singularity_errors_total{pod="a"}': "0+0x60 3x60",
     'singularity_jobs{pod="a", phase="Starting"}': "1x20 0x100",
     'singularity_holds_expired_total{pod="a"}': "4x120",
@@ -103,6 +105,11 @@ FIRES: dict[str, list[dict[str, str]]] = {
         {'singularity_gpu_xids_total{pod="a", xid="48"}': "_x100 1x20"},  # the first one makes the series
     ],
     "SingularityPlannerErrors": [{'singularity_planner_policy_errors_total{pod="a", policy="cordon"}': "_x100 1x20"}],
+    "SingularityCertificateEnds": [
+        {'singularity_certificate_expires_seconds{pod="a"}': "1209000x120"},  # promtool's clock begins at 0
+        {'singularity_certificate_expires_seconds{pod="a"}': "0x120"},
+    ],
+    "SingularityKeysMissing": [{'singularity_keys_missing{pod="a"}': "0x100 1x20"}],
     "SingularityTokensRefused": [{'singularity_tokens_refused_total{pod="a", cause="form"}': "0x110 200x10"}],
 }
 """Alert -> scenes of two hours, a sample a minute, at whose end it fires."""

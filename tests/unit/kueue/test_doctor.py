@@ -144,9 +144,9 @@ def test_a_healthy_cluster_has_no_findings_and_is_not_changed(kube: FakeKube) ->
     assert [c for c in checks if c.status != doctor.OK] == []
     assert [c.name for c in checks] == [
         "API server", "feature gates", "node architecture", "node kernel", "container runtime", "Kueue", "chart",
-        "store", "controller", "controller RBAC", "lease", "hold policy", "guard policies", "fence", "Kueue config",
-        "visibility", "priority classes", "pod security", "engine auto", "pod guard", "permissions", "queue training",
-        "jobs",
+        "store", "controller", "authorities", "controller RBAC", "lease", "hold policy", "guard policies", "fence",
+        "Kueue config", "visibility", "priority classes", "pod security", "engine auto", "pod guard", "permissions",
+        "queue training", "jobs",
     ]  # fmt: skip
     assert all(c.fix == "" for c in checks)
     assert kube.objects() == before
@@ -471,7 +471,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, kube: FakeKube, *arguments: str) -> 
 def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     good = invoke(monkeypatch, kube)
     assert good.exit_code == 0, good.output
-    assert good.output.endswith("23 checks: 0 failed, 0 warnings\n")
+    assert good.output.endswith("24 checks: 0 failed, 0 warnings\n")
     kube.delete(PRIORITY_CLASS, None, "high")
     assert invoke(monkeypatch, kube).exit_code == 0
     kube.delete(CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP)

@@ -108,7 +108,7 @@ def test_the_permissions_asked_for_are_those_that_the_chart_grants() -> None:
 def test_a_grace_period_shorter_than_the_last_checkpoint(grace: int, found: int) -> None:
     its_job = job(history=[attempt(evicted_at=10.0, committed_at=50.0), attempt(2)])
     its_job["spec"]["template"] = {"spec": {"terminationGracePeriodSeconds": grace}}
-    checks = [c for c in jobs.running(FakeKube(its_job), "default", 100.0, 600) if "node drain" in c.message]
+    checks = [c for c in jobs.running(FakeKube(its_job), "default", 100.0, PLATFORM) if "node drain" in c.message]
     assert len(checks) == found
     if checks:
         assert "took 40 s" in checks[0].message and "--grace 65" in checks[0].fix

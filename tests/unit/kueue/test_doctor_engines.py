@@ -22,7 +22,7 @@ LIBRARY = {"train.py": "import torch\nfrom lib import loop\n", "lib/loop.py": "f
 
 
 def engine_lines(kube: FakeKube) -> dict[str, str]:
-    found = [check for check in running(kube, NS, 0.0, 600) if check.name.startswith("engine of ")]
+    found = [check for check in running(kube, NS, 0.0, PLATFORM) if check.name.startswith("engine of ")]
     assert all(check.status == doctor.OK for check in found)
     return {check.name: check.message for check in found}
 

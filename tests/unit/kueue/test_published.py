@@ -23,6 +23,8 @@ from kueue_integration.spec import platform_config
 
 SYSTEM, NAME = job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP
 HELM = {"meta.helm.sh/release-name": "singularity", "meta.helm.sh/release-namespace": SYSTEM}
+MANAGED = {"app.kubernetes.io/managed-by": "Helm"}
+LABELS = {**MANAGED, "app.kubernetes.io/instance": "singularity"}
 CHART = replace(PLATFORM, controller_ca="")
 KEYS = keys.fresh(["c.svc"], 1_790_000_000.0, 3650)
 MORE = keys.kept(KEYS, ["c.svc"], 1_790_000_000.0, 3650, None, "again")
@@ -30,7 +32,7 @@ MORE = keys.kept(KEYS, ["c.svc"], 1_790_000_000.0, 3650, None, "again")
 
 def config_map() -> Object:
     """As the chart makes it."""
-    meta = {"name": NAME, "namespace": SYSTEM, "annotations": {**HELM, "other": "x"}, "labels": {"app": "singularity"}}
+    meta = {"name": NAME, "namespace": SYSTEM, "annotations": {**HELM, "other": "x"}, "labels": LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
 
 
@@ -82,6 +84,7 @@ def test_adoption_has_the_same_authorities_and_goes_with_the_chart(kube: Kube) -
         assert literals(made["template"]["spec"]) == literals(patch.parts(replace(CHART, controller_ca=found.bundle)))
     meta = made["metadata"]
     assert meta["annotations"].items() >= HELM.items() and "other" not in meta["annotations"]
+    assert meta["labels"] == MANAGED
     (owner,) = meta["ownerReferences"]
     assert owner["uid"] == kube.get(CONFIG_MAP, SYSTEM, NAME)["metadata"]["uid"]
     publisher.publish(MORE)
