@@ -14,7 +14,7 @@ from aiohttp import web
 
 from singularity_proxy.protocol.listener import Listener, Protocols
 
-from .controller import config, logs, views, vitals
+from .controller import config, logs, vitals
 from .controller.key_keeper import KeyKeeper, Terms, server_names
 from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
@@ -22,8 +22,10 @@ from .controller.published import Publisher
 from .controller.reconciler import Reconciler
 from .controller.sidecar_api.http import Api, Hub, health_app
 from .errors import SingularityError
+from .job import states
 from .kube import server_time
 from .kube.client import connect
+from .kube.resources import finished
 from .multikueue.reconciler import MultiKueueReconciler
 
 log = logging.getLogger("controller")
@@ -100,8 +102,8 @@ async def serve(settings: config.Config) -> None:
         )
 
     def oldest_job() -> float | None:
-        live = (job for job in reconciler.world.all_jobs() if views.finished(job) is None)
-        return min(map(views.created, live), default=None)
+        live = (job for job in reconciler.world.all_jobs() if finished(job) is None)
+        return min(map(states.created, live), default=None)
 
     published = settings.published
     publisher = published and Publisher(kube, settings.namespace, published, lambda: keeper.leads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +15,7 @@ from .check import FAIL, OK, WARN, Check, listing
 
 SOON_DAYS = 90
 _DAY = 86400.0
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
 _KEYS = "docs/administration/keys.md"
 
 
@@ -64,5 +66,4 @@ def _ends(bundle: str) -> list[float]:
 
 def _certificates(bundle: str) -> list[str]:
     """The certificates of a PEM text, without the layout of their lines."""
-    parts = bundle.split("-----BEGIN CERTIFICATE-----")[1:]
-    return ["".join(part.partition("-----END")[0].split()) for part in parts]
+    return ["".join(text.split()) for text in _CERTIFICATE.findall(bundle)]

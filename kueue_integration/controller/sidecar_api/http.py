@@ -37,10 +37,11 @@ from singularity_proxy.protocol.messages import (
 
 from ...contract import job_names, kinds
 from ...errors import BadAnnotationError, Conflict, KubeError
+from ...job import states
 from ...kube import conflicts, server_time
 from ...kube.client import Kube
 from ...kube.resources import Object
-from .. import apply, attempt_history, unsaveable, views
+from .. import apply, attempt_history, unsaveable
 from ..actions import Annotations
 from ..cache import World
 from ..errors import RefusedError
@@ -280,7 +281,7 @@ class Api:
 
         def look() -> web.Response | None:
             current = self._newest(namespace, name, job, attempt)
-            secret = self._secret(views.created(current))
+            secret = self._secret(states.created(current))
             reply = reports.hello(current, self._world.pods_of(namespace, name), message, secret)
             if reply is None and reports.ended(current, attempt):
                 return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
