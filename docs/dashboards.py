@@ -61,11 +61,12 @@ CONTROL = (
     Panel("Leaders (must be 1)", {"leaders": "sum(singularity_leader)", "{{pod}}": "singularity_leader"}),
     Panel("Age of the Lease", {"{{pod}}": "singularity_lease_age_seconds"}, "s"),
     Panel(
-        "Holds are void, policies are missing (must be 0)",
+        "Holds are void, policies or keys are missing (must be 0)",
         {
             "void": "min(singularity_holds_void)",
             "hold policy": "max(singularity_hold_policy_missing)",
             "guard policies": "max(singularity_guard_policies_missing)",
+            "keys": "max(singularity_keys_missing)",
         },
     ),
     Panel(
@@ -101,6 +102,7 @@ CONTROL = (
         },
     ),
     Panel("Answers of the fence per hour", {"let in": "sum(increase(singularity_fence_answers_total[1h]))"}),
+    Panel("Until the certificate ends", {"left": "min(singularity_certificate_expires_seconds) - time()"}, "s"),
 )  # fmt: skip
 PLANNER = (
     Panel("Actions per hour", {"{{action}}": "sum by (action) (increase(singularity_planner_actions_total[1h]))"}),
