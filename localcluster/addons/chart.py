@@ -123,7 +123,9 @@ class Chart:
         """:raises CommandError: see `shell.run`"""
         home = self.config.root / "helm"
         places = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-        options = [f"--kubeconfig={self.config.kubeconfig}", f"--namespace={NAMESPACE}", f"--timeout={TIMEOUT}s"]
+        options = [f"--kubeconfig={self.config.kubeconfig}", f"--namespace={NAMESPACE}"]
+        if arguments[0] != "get":  # which waits for nothing, and refuses the option
+            options.append(f"--timeout={TIMEOUT}s")
         env = {**without_proxies(), **places}
         return run([self.binaries["helm"], *arguments, *options], env=env, timeout=TIMEOUT + 30)
 

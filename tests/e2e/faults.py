@@ -17,7 +17,6 @@ faults.count                            # fault -> how often it was seen to have
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -266,16 +265,11 @@ class Faults:
         (folder / "sitecustomize.py").write_text(
             f"import time\n_right = time.time\ntime.time = lambda: _right() + {float(skew_s)!r}\n"
         )
-        secret = self.kubectl(
-            "-n", job_names.SYSTEM_NAMESPACE, "get", "secret", job_names.CONTROLLER_NAME, "-o", "json"
-        )
-        for name, value in json.loads(secret)["data"].items():
-            (folder / name).write_bytes(base64.b64decode(value))
         kubeconfig = self._kubeconfig_of_controller(folder)
         ports = [_free_port(), _free_port()]
         command = [
             *(sys.executable, "-m", "kueue_integration.serve", "--identity", identity),
-            *("--kubeconfig", str(kubeconfig), "--secret-dir", str(folder)),
+            *("--kubeconfig", str(kubeconfig)),
             *("--namespace", job_names.SYSTEM_NAMESPACE, "--api-port", str(ports[0]), "--health-port", str(ports[1])),
         ]
         log = folder / "second-controller.log"

@@ -23,7 +23,7 @@ from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from localcluster.images import gobuild, rootfs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 QUEUE, NAME = "own", "gitops"
 SERVED = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 BOARD = "singularity-dashboard"

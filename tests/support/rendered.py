@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=60, check=False)
 
 
-def render(*sets: str, values: str = "") -> dict[tuple[str, str], dict[str, Any]]:
+def render(*sets: str, values: str = "", served: Sequence[str] = ()) -> dict[tuple[str, str], dict[str, Any]]:
     """Objects by (kind, name)."""
     command = ["template", "singularity", str(CHART), "-n", job_names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
     for item in sets:
         command += ["--set", item]
     if values:
         command += ["-f", values]
+    command += [f"--api-versions={version}" for version in served]
     done = helm(*command)
     assert done.returncode == 0, done.stderr
     return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
