@@ -55,7 +55,7 @@ class Listener:
         """
         self.tls = tls
         if tls is not None:
-            sslproto.SSLProtocol.max_size = TLS_BUFFER
+            sslproto.SSLProtocol.max_size = TLS_BUFFER  # type: ignore[attr-defined,unused-ignore]  # not in Python 3.10
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: Connection(self, protocols()), host, port, reuse_address=True, backlog=1024
