@@ -1,7 +1,7 @@
 """Keeps the platform's keys in a Secret of the controller's own, and has the API of the pods use them.
 
-The chart makes the Secret without content, so neither `helm upgrade` nor Argo CD or Flux touches what stands in it. Any
-replica may fill an empty one; the one that acts renews. All replicas read it again and again, and use what it says.
+The chart makes the Secret without content, so neither `helm upgrade` nor Argo CD or Flux touches what stands in it. The
+replica that acts fills an empty one, and renews. All replicas read it again and again, and use what it says.
 
 Somebody may have deleted the Secret: the replicas go on with what they have read, and write it into the next one.
 """
@@ -147,12 +147,18 @@ class KeyKeeper:
             log.error("%s is gone: the keys are in memory only; apply the chart again, and they are written", where)
             return self.keys
         before = self._read(secret, where)
+        if not self._leads():
+            # Only the one that acts writes: a replica that has just started, or has read before a rotation, would put
+            # other keys into a Secret that somebody has emptied.
+            known = before or self.keys
+            if known is None:
+                raise ConfigError(f"{where} is empty: the replica that leads fills it")
+            return known
+        terms, asked = self._terms, platform_objects.rotation_request(secret)
         after = before or self.keys or self._inherited() or self._fresh()
-        if self._leads():
-            terms, asked = self._terms, platform_objects.rotation_request(secret)
-            several = len(after.authorities) + len(after.peers) > 2
-            oldest = self._oldest_job() if several else None
-            after = keys.kept(after, terms.names, self._now(), terms.days, oldest, asked)
+        several = len(after.authorities) + len(after.peers) > 2
+        oldest = self._oldest_job() if several else None
+        after = keys.kept(after, terms.names, self._now(), terms.days, oldest, asked)
         if after != before:
             data = {name: b64encode(text.encode()).decode() for name, text in keys.to_data(after).items()}
             version = secret["metadata"]["resourceVersion"]

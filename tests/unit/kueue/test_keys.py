@@ -95,7 +95,9 @@ def handshake(trusted: str, context: ssl.SSLContext, name: str = NAMES[0]) -> st
 
 # --- a new installation -----------------------------------------------------------------------------------------------
 def test_an_empty_secret_is_filled_and_every_replica_uses_the_same(kube: FakeKube) -> None:
-    first, second = Replica(kube, leads=False), Replica(kube, leads=False)
+    first, second = Replica(kube), Replica(kube, leads=False)
+    with pytest.raises(ConfigError, match="is empty: the replica that leads fills it"):
+        second.look()
     made = first.look()
     assert second.look() == made
     assert first.told == [made] and len(made.peer(0)) == 64
@@ -205,6 +207,9 @@ def test_a_secret_that_is_deleted_is_written_again_from_memory(kube: FakeKube) -
         Replica(kube).look()
     kube.put(secret())
     assert other.look() == before
+    with pytest.raises(ConfigError, match="is empty"):
+        Replica(kube, leads=False).look()  # it has just started: new keys of its own would cut jobs off
+    assert replica.look() == before
     assert Replica(kube).look() == before
     assert replica.look() == before and "singularity_keys_missing 0.0" in replica.metrics.text()
 
@@ -272,6 +277,18 @@ def test_what_was_read_before_a_rotation_is_good_for_an_hour(kube: FakeKube) -> 
         assert replica.look().serves == old.serves
     replica.now = NOW + LINGER_S
     assert replica.look().serves != old.serves
+
+
+def test_a_replica_that_has_not_read_a_rotation_does_not_undo_it(kube: FakeKube) -> None:
+    replica, behind = Replica(kube), Replica(kube, leads=False)
+    before = replica.look()
+    assert behind.look() == before
+    rotate(kube, "1")
+    after = replica.look()
+    kube.delete(SECRET, SYSTEM, NAME)
+    kube.put(secret())
+    behind.look()
+    assert replica.look() == behind.look() == after
 
 
 def test_only_the_one_that_acts_rotates(kube: FakeKube) -> None:
@@ -345,6 +362,7 @@ def test_every_job_can_always_reach_the_controller(data: st.DataObject) -> None:
 
 
 def test_a_keeper_that_runs_looks_again_at_once_when_it_takes_over(kube: FakeKube) -> None:
+    Replica(kube).look()
     replica = Replica(kube, leads=False)
     replica.keeper.start()
     try:
