@@ -8,9 +8,9 @@ from . import job_names
 
 def rotation_request(secret: Object) -> str:
     """Return the text that asks for new keys; "" for none."""
-    return annotation(secret, job_names.ANN_ROTATE) or ""
+    return annotation(secret, job_names.KEYS_ROTATE) or ""
 
 
 def made_of(obj: Object) -> str:
     """Return the digest of what a published object was made of; "" if it says none."""
-    return annotation(obj, job_names.ANN_MADE_OF) or ""
+    return annotation(obj, job_names.MADE_OF) or ""

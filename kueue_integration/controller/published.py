@@ -77,7 +77,7 @@ class Publisher:
         reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
         meta["ownerReferences"] = [{**reference, **{k: owner["metadata"][k] for k in ("name", "uid")}}]
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-        meta["annotations"][job_names.ANN_MADE_OF] = digest
+        meta["annotations"] |= {job_names.MADE_OF: digest}
         found = self._kube.find(kind, meta.get("namespace"), meta["name"])
         if found is None:
             self._kube.create(made)

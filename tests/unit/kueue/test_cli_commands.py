@@ -294,7 +294,6 @@ def test_status_of_nothing(kube: FakeKube) -> None:
     assert run("status").output == "no training jobs in namespace default\n"
     missing = run("status", "nobody")
     assert missing.exit_code == 2 and "no training job 'nobody'" in missing.output
-    assert run("status", "-w").exit_code == 2
 
 
 def elsewhere(namespace: str, name: str) -> dict[str, Any]:

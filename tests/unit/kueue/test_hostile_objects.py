@@ -14,6 +14,7 @@ import pytest
 from controller_scene import NS, T0
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kueue_samples import PLATFORM
 
 from kueue_integration.cli import tables, trace_svg, trace_text
 from kueue_integration.contract import attempt_phases, attempt_records, job_names
@@ -171,7 +172,7 @@ def test_good_annotations_are_all_read_and_every_one_is_known() -> None:
 
 def _diagnosed(job: Any, workload: Any, pods: Any) -> None:
     kube = FakeKube(job, *([workload] if workload else []), *pods)
-    assert list(doctor_jobs.running(kube, NS, NOW, 600))
+    assert list(doctor_jobs.running(kube, NS, NOW, PLATFORM))
 
 
 def _read(job: Any, workload: Any, pods: Any) -> None:

@@ -66,7 +66,7 @@ def kube() -> FakeKube:
 
 
 def rotate(kube: FakeKube, text: str) -> None:
-    kube.patch(SECRET, SYSTEM, NAME, {"metadata": {"annotations": {job_names.ANN_ROTATE: text}}})
+    kube.patch(SECRET, SYSTEM, NAME, {"metadata": {"annotations": {job_names.KEYS_ROTATE: text}}})
 
 
 def handshake(trusted: str, context: ssl.SSLContext, name: str = NAMES[0]) -> str:
@@ -233,7 +233,7 @@ def test_keys_of_a_backup_are_used_at_once(kube: FakeKube) -> None:
     rotate(kube, "1")
     assert replica.look() != before
     context = replica.keeper.server_context()
-    kube.patch(SECRET, SYSTEM, NAME, {"data": saved, "metadata": {"annotations": {job_names.ANN_ROTATE: None}}})
+    kube.patch(SECRET, SYSTEM, NAME, {"data": saved, "metadata": {"annotations": {job_names.KEYS_ROTATE: None}}})
     assert replica.look() == before
     assert handshake(before.bundle, context) == ""
 

@@ -158,7 +158,7 @@ def test_two_controllers_share_their_keys_over_deaths_rotations_and_deletions(cl
     cluster.start(first)
     cluster.until(lambda: cluster.reaches(old, first), "the one that died has the same keys again")
 
-    kube.patch(SECRET, SYSTEM, NAME, {"metadata": {"annotations": {job_names.ANN_ROTATE: "now"}}})
+    kube.patch(SECRET, SYSTEM, NAME, {"metadata": {"annotations": {job_names.KEYS_ROTATE: "now"}}})
     cluster.until(lambda: cluster.bundle() != old, "the rotation is published")
     new = cluster.bundle()
     assert new.startswith(old)
