@@ -46,8 +46,7 @@ AGENT = Recipe(
     "singularity-agent",
     "images/agent.Dockerfile",
     ["proxy/singularity_proxy", "singularity_train", "pyproject.toml"]
-    + [f"images/{name}" for name in ("add-code", "build-criu", "collect-launcher", "criu", "install-agent")]
-    + ["images/install-extra", "images/start"],
+    + [f"images/{name}" for name in ("add-code", "collect-launcher", "install-agent", "install-extra", "start")],
 )
 CONTROLLER = Recipe(
     "singularity-controller",
