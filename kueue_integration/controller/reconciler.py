@@ -30,7 +30,6 @@ from .machines.nodes import Machines
 from .measure import Meter, live_gauges
 from .metrics import Metrics, Series
 from .overdue import Overdue
-from .planning.node_watch import NodeWatch
 from .planning.rounds import Rounds
 from .snapshot import Pod
 from .work_queue import WorkQueue
@@ -86,7 +85,6 @@ class Reconciler:
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube).of, metrics, now)
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
-        self._nodes = [NodeWatch(kube, settings.planner.cordon, self._node_leaves)] if self._rounds.leaves_nodes else []
         self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
         self._failures: dict[Task, int] = {}
         self._told: dict[str, str] = {}
@@ -108,16 +106,13 @@ class Reconciler:
         yield from device_time.gauges(self.world, leads, self._skips, self._now, tiers)
 
     def _vitals(self) -> Iterable[tuple[str, Series]]:
-        nodes = (watch.informer for watch in self._nodes)
-        copies = {one.kind.plural: one for one in (*self.world.informers, *self.world.beside, *nodes)}
+        copies = {one.kind.plural: one for one in (*self.world.informers, *self.world.beside)}
         return vitals.of_work(self.silent_for(), {"jobs": self.queue.due(), "plans": self.plans.due()}, copies)
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
         self.world.start()
         self.world.notes.start()
-        for watch in self._nodes:
-            watch.informer.start()
         self._canary_at = time.monotonic()
         self.queue.add(CANARY)
         for thread in self._threads:
@@ -127,8 +122,6 @@ class Reconciler:
         self._stop.set()
         self.world.stop()
         self.world.notes.stop()
-        for watch in self._nodes:
-            watch.informer.stop()
         for thread in self._threads:
             thread.join(timeout=10)
 
@@ -184,10 +177,6 @@ class Reconciler:
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
         self._plan_soon()
-
-    def _node_leaves(self) -> None:
-        self._rounds.hurry()
-        self.plans.add(Task("plan"))
 
     def _plan_soon(self) -> None:
         self.plans.add(Task("plan"), self._rounds.delay())

@@ -201,8 +201,7 @@ def test_only_a_health_that_taints_may_write_nodes():
         rules = render(*sets)["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
         return {verb for rule in rules if "nodes" in rule["resources"] for verb in rule["verbs"]}
 
-    assert nodes("planner.health.mode=act") == nodes("planner.cordon.mode=propose") == {"list"}
-    assert nodes("planner.cordon.mode=act") == {"list", "watch"}
+    assert nodes("planner.health.mode=act") == {"list"}
     assert nodes("planner.health.mode=propose", "planner.health.taint=true") == {"list"}
     assert nodes("planner.health.mode=act", "planner.health.taint=true") == {"list", "patch"}
 
