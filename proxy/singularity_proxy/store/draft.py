@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from . import memory, pack
-from .chunking import LARGEST
+from .chunking import DIGEST, DIGESTS, LARGEST
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -34,9 +34,12 @@ class Draft:
     """Room for one pack. One thread at a time.
 
     `full` says when it has to be built: no more than one chunk (`LARGEST`) goes over the edge.
+
+    :param seal_key: that of the job; b"" for packs without a seal
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seal_key: bytes = b"") -> None:
+        self._seal_key = seal_key
         self._room = memory.room(_BEGIN + pack.CONTENT_SIZE + LARGEST)
         self._compressor = zstd.ZstdCompressor(LEVEL)
         self._lengths = array("I")
@@ -69,9 +72,10 @@ class Draft:
             end = write + len(stored)
             if write != read or codec != pack.RAW:
                 self._room[write:end] = stored
-            blocks.append((len(stored), length, codec, hashlib.sha256(self._room[write:end]).digest()))
+            digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](self._room[write:end])
+            blocks.append((len(stored), length, codec, digest))
             read, write = read + length, end
-        head = pack.encode_head(self.keys, self._lengths, blocks)
+        head = pack.encode_head(self.keys, self._lengths, blocks, self._seal_key)
         begin = _BEGIN - len(head)
         self._room[begin:_BEGIN] = head
         return hashlib.sha256(head).hexdigest(), self._room[begin:write]
