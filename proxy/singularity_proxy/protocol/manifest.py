@@ -21,10 +21,7 @@ from typing import Any
 from .decode import UnixTime, Unreadable, json_value, typed
 from .messages import CHECKPOINT_ID, MessageError
 
-FORMAT = 5
-READABLE = (4, FORMAT)
-"""A release restores what the release before it wrote. Format 5 says that packs of version 3 are named, and allows a
-seal."""
+FORMAT = 4
 MAX_BYTES = 256 << 20
 """About 20 bytes per MiB of image."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -105,9 +102,9 @@ def loads(text: str | bytes) -> Manifest:
     data = json_value(text, MAX_BYTES)
     if isinstance(data, Unreadable):
         raise MessageError(f"Manifest: {data.why}")
-    if isinstance(data, dict) and data.get("format") not in READABLE:  # first: other versions have other fields
+    if isinstance(data, dict) and data.get("format") != FORMAT:  # first: other versions have other fields
         raise MessageError(
-            f"Manifest.format: {ascii(data.get('format'))[:40]} is not supported, this build reads formats {READABLE[0]} to {FORMAT}: "
+            f"Manifest.format: {ascii(data.get('format'))[:40]} is not supported, this build reads format {FORMAT}: "
             "use the version that wrote the checkpoint"
         )
     if isinstance(data, dict) and data.pop("sha256", "") != _digest(data):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from . import memory, pack
-from .chunking import DIGEST, DIGESTS, LARGEST
+from .chunking import LARGEST
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -34,12 +34,9 @@ class Draft:
     """Room for one pack. One thread at a time.
 
     `full` says when it has to be built: no more than one chunk (`LARGEST`) goes over the edge.
-
-    :param seal_key: that of the job; b"" for packs without a seal
     """
 
-    def __init__(self, seal_key: bytes = b"") -> None:
-        self._seal_key = seal_key
+    def __init__(self) -> None:
         self._room = memory.room(_BEGIN + pack.CONTENT_SIZE + LARGEST)
         self._compressor = zstd.ZstdCompressor(LEVEL)
         self._lengths = array("I")
@@ -72,10 +69,9 @@ class Draft:
             end = write + len(stored)
             if write != read or codec != pack.RAW:
                 self._room[write:end] = stored
-            digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](self._room[write:end])
-            blocks.append((len(stored), length, codec, digest))
+            blocks.append((len(stored), length, codec, hashlib.sha256(self._room[write:end]).digest()))
             read, write = read + length, end
-        head = pack.encode_head(self.keys, self._lengths, blocks, self._seal_key)
+        head = pack.encode_head(self.keys, self._lengths, blocks)
         begin = _BEGIN - len(head)
         self._room[begin:_BEGIN] = head
         return hashlib.sha256(head).hexdigest(), self._room[begin:write]

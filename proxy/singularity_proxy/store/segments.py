@@ -26,7 +26,7 @@ class Chunks:
 
     keys: list[bytes] = field(default_factory=list)
     """b"" for zeros."""
-    sizes: array[int] = field(default_factory=lambda: array("I"))
+    sizes: array[int] = field(default_factory=lambda: array("H"))
     """Bytes."""
 
 
@@ -48,7 +48,7 @@ def keyed(data: memoryview, ends: Sequence[int]) -> Chunks:
         # The first byte rules out nearly every chunk that is not all zeros, without a call.
         keys.append(chunking.key_of(chunk) if chunk[0] or not chunking.is_zero(chunk) else b"")
         begin = end
-    return Chunks(keys, array("I", map(sub, ends, [0, *ends])))
+    return Chunks(keys, array("H", map(sub, ends, [0, *ends])))
 
 
 def read(
