@@ -145,7 +145,7 @@ def test_other_sites_and_plain_forms_are_refused(login: Callable[[str | None], C
         assert boss.call("POST", path, {}, {"Sec-Fetch-Site": site}) == 403
     assert boss.call("POST", path, {}, {"Sec-Fetch-Site": "same-origin"}) == 404
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
-        assert boss.call("POST", path, b"{}", {"Content-Type": kind}) == 422
+        assert boss.call("POST", path, b"{}", {"Content-Type": kind}) == 415
     assert boss.call("GET", path) == 405
 
 
