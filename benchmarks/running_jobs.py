@@ -55,7 +55,7 @@ SIZES = (500, 2000)
 CREATORS = 8
 IDLE_S, NOTES_S, COMMITS_S = 30.0, 60.0, 60.0
 COMMIT_EVERY_S = 1.0
-SCRAPES = 5
+SCRAPES, SCRAPE_EVERY_S = 5, 2.0
 LIMIT_S = 600.0
 EVERY_S = 1.0
 """The sidecar looks at its ranks so often."""
@@ -311,6 +311,7 @@ async def _commits(controller: Serving, sidecars: Sequence[Sidecar], seen: Seen)
         began = time.monotonic()
         await asyncio.to_thread(controller.metrics)
         scrapes.append(time.monotonic() - began)
+        await asyncio.sleep(SCRAPE_EVERY_S)  # sooner, the controller gives the same text again
     seen.commits, seen.scrapes = [round(each, 3) for each in commits], [round(each, 3) for each in scrapes]
 
 
