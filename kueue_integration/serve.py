@@ -33,7 +33,7 @@ log = logging.getLogger("controller")
 PART = "singularity-controller"
 """How the API server knows this program: in its audit log, and in `managedFields` of what it writes."""
 EXTRA_THREADS = 4
-"""For what is not a call of the pods: the numbers, the end."""
+"""For what is not a call of the pods: the keys, the end."""
 STUCK_S = 60.0
 """Workers that take no task for longer make the liveness probe fail."""
 IDLE_S = 60.0
@@ -144,8 +144,7 @@ async def serve(settings: config.Config) -> None:
         """Fenced queues start other people's jobs also while there are no keys."""
         while not await asyncio.to_thread(keys.known.wait, 1.0):
             pass
-        server, tls = cast(Protocols, runners[0].server), keys.server_context()
-        await api.listener.start(server, settings.api_port, tls=tls)
+        await api.listener.start(cast(Protocols, runners[0].server), settings.api_port, tls=keys.server_context())
         log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})
 
     answering = asyncio.create_task(answer_pods())

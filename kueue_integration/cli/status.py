@@ -17,12 +17,13 @@ from ..jobs.phase import Phase
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
 from . import EXIT_FAILED, formats, tables
-from .common import cluster_options, complete_jobs, open_cluster
+from .chosen import names_argument
+from .common import cluster_options, open_cluster
 from .output import echo
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_jobs)
+@names_argument
 @cluster_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @click.option("-l", "--selector", "labels", metavar="LABELS", help="Only jobs with these labels: team=vision,a=b.")

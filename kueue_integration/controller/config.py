@@ -18,6 +18,7 @@ from ..planner.settings import PlannerSettings
 from ..spec import platform_config
 from .errors import ConfigError
 from .hold import Settings
+from .keys import TLS_FILES
 from .published import Settings as Published
 
 
@@ -143,7 +144,7 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     if not args.identity:
         raise ConfigError(f"{names.ENV_POD} is not set: it names this replica in the Lease (flag --identity)")
     secret_dir = Path(args.secret_dir) if args.secret_dir else None
-    for name in ("ca.crt", "tls.crt", "tls.key"):
+    for name in TLS_FILES:
         if secret_dir is not None and not (secret_dir / name).is_file():
             where = f"SINGULARITY_SECRET_DIR = {str(secret_dir)!r}"
             raise ConfigError(f"{where}: has no file {name}; the Secret of the chart's tls.existingSecret needs it")

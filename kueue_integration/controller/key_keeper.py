@@ -30,8 +30,6 @@ from .metrics import Metrics
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-FILES = ("ca.crt", "tls.crt", "tls.key")
-PEER_FILE = "peer-key"
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class KeyKeeper:
     def server_context(self) -> ssl.SSLContext:
         """Return a context that shows the certificate of the moment at each handshake. Only after `known`."""
         assert self._context is not None
-        outer = _context(self.keys.serves) if self.keys is not None else self._context
+        outer = self._context
 
         def newest(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
             assert self._context is not None
@@ -126,7 +124,7 @@ class KeyKeeper:
         if folder is None:
             found = self._own()
         else:
-            found = _given(folder, None if (folder / PEER_FILE).is_file() else self._own())
+            found = _given(folder, None if (folder / keys.PEER_FILE).is_file() else self._own())
         if self.keys is None or found.serves != self.keys.serves:
             self._context = _context(found.serves)
         if found != self.keys:
@@ -190,16 +188,14 @@ class KeyKeeper:
 def _given(folder: Path, own: Keys | None) -> Keys:
     """The files of a mounted Secret of somebody else; `own` has the key for peers, if they have none."""
     data: dict[str, str] = {}
-    for name in FILES if own is not None else (*FILES, PEER_FILE):
+    for name in keys.TLS_FILES if own is not None else (*keys.TLS_FILES, keys.PEER_FILE):
         try:
             data[name] = (folder / name).read_text()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder / name} cannot be read ({error}): the Secret must have {name}") from error
         if not data[name]:
             raise ConfigError(f"{folder / name} is empty: the Secret must have a value for {name}")
-    ca, cert, key, *peer = data.values()
-    authority = keys.Authority(0.0, ca, "", cert, key)
-    return Keys([authority], own.peers if own is not None else [keys.PeerKey(0.0, peer[0])])
+    return keys.of_files(data, own)
 
 
 def _context(shown: keys.Authority) -> ssl.SSLContext:

@@ -21,6 +21,9 @@ from .errors import ConfigError
 
 KEY = "keys.json"
 """Of the Secret."""
+TLS_FILES = ("ca.crt", "tls.crt", "tls.key")
+PEER_FILE = "peer-key"
+"""Of a Secret that somebody else has made: an issuer, or the chart of release 0.1.0."""
 LINGER_S = 3600.0
 """Who submits may have read the platform's settings so long ago."""
 SOON_S = 60.0
@@ -139,11 +142,17 @@ def read(data: Mapping[str, str]) -> Keys | None:
 
 def read_classic(data: Mapping[str, str]) -> Keys | None:
     """Return the keys of a Secret with ca.crt, tls.crt, tls.key and peer-key, as release 0.1.0 made them; else None."""
-    names = ("ca.crt", "tls.crt", "tls.key", "peer-key")
+    names = (*TLS_FILES, PEER_FILE)
     if not all(data.get(name) for name in names):
         return None
-    ca, cert, key, peer = (_text(name, data[name]) for name in names)
-    return Keys([Authority(0.0, ca, "", cert, key)], [PeerKey(0.0, peer)])
+    return of_files({name: _text(name, data[name]) for name in names}, None)
+
+
+def of_files(texts: Mapping[str, str], own: Keys | None) -> Keys:
+    """Return the keys that somebody else has made; `own` has the key for peers, if `texts` have none."""
+    ca, cert, key = (texts[name] for name in TLS_FILES)
+    peers = [PeerKey(0.0, texts[PEER_FILE])] if own is None else own.peers
+    return Keys([Authority(0.0, ca, "", cert, key)], peers)
 
 
 def _text(name: str, value: str) -> str:

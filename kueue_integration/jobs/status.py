@@ -165,7 +165,7 @@ def summarise(
         hold=seen_job.hold_word or job_names.HOLD_OFF,
         workers=workers,
         min_workers=readable_or(seen_job.min_workers, None) or 0,
-        world_size=_world_size(job, workers, last if alive else None),
+        world_size=_world_size(seen_job, workers, last if alive else None),
         attempt=readable_or(seen_job.attempt_shown, None) or 0,
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
@@ -205,11 +205,10 @@ def summarise(
     )
 
 
-def _world_size(job: Mapping[str, Any], workers: int, running: AttemptRecord | None) -> int:
-    seen = Job.parse(job)
-    each = readable_or(seen.ranks_per_worker, None)
+def _world_size(job: Job, workers: int, running: AttemptRecord | None) -> int:
+    each = readable_or(job.ranks_per_worker, None)
     if not each:
-        return readable_or(seen.world_size, None) or 0
+        return readable_or(job.world_size, None) or 0
     return running.ranks if running is not None else workers * each
 
 

@@ -497,11 +497,8 @@ def _marked(listener: Listener) -> Middleware:
 
     @web.middleware
     async def marked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        listener.busy(request.protocol, True)
-        try:
+        with listener.busy(request.protocol):
             return await handler(request)
-        finally:
-            listener.busy(request.protocol, False)
 
     return marked
 

@@ -10,7 +10,8 @@ import asyncio
 import ssl
 from asyncio import sslproto
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 MOST: Final = 6000
@@ -86,11 +87,19 @@ class Listener:
         if connection is not None:
             self._strangers.pop(connection, None)
 
-    def busy(self, protocol: asyncio.Protocol, busy: bool) -> None:
-        """Note that a request of that protocol begins to be handled, or is answered."""
+    @contextmanager
+    def busy(self, protocol: asyncio.Protocol) -> Iterator[None]:
+        """Let the connection of that protocol last while a request is handled, and be idle from then on."""
+        self._wait(protocol, None)
+        try:
+            yield
+        finally:
+            self._wait(protocol, self.idle_s)
+
+    def _wait(self, protocol: asyncio.Protocol, seconds: float | None) -> None:
         connection = self._connections.get(protocol)
         if connection is not None:
-            connection.wait(None if busy else self.idle_s)
+            connection.wait(seconds)
 
     def admit(self, connection: Connection, address: str) -> bool:
         """Give a place to a connection that has arrived."""

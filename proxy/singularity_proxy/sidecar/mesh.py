@@ -65,11 +65,8 @@ class MeshServer:
             await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.Response:
-        self._listener.busy(request.protocol, True)
-        try:
+        with self._listener.busy(request.protocol):
             return await self._answered(request)
-        finally:
-            self._listener.busy(request.protocol, False)
 
     async def _answered(self, request: web.Request) -> web.Response:
         body = b""
