@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -215,3 +216,14 @@ def test_files_are_compared_with_what_is_there(tmp_path_factory: pytest.TempPath
     else:
         grown = [f.path for f, (before, now) in zip(had, sizes, strict=True) if now > before]
         assert [line.split(" ")[0] for line in volume_files.check({0: had})] == grown
+
+
+def test_what_is_below_the_launchers_folder_travels_also_where_that_lies_on_a_volume(tmp_path: Path) -> None:
+    own, beside = tmp_path / "own", tmp_path / "beside"
+    for folder in (own, beside):
+        folder.mkdir()
+        (folder / "losses").write_text("1\n")
+    with (own / "losses").open("a"), (beside / "losses").open("a"):
+        for volumes in ([str(tmp_path)], [str(tmp_path), str(own)]):
+            held = volume_files.held([os.getpid()], volumes, own)
+            assert [file.path for file in held] == [str(beside / "losses")]

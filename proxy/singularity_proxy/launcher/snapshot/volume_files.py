@@ -32,7 +32,7 @@ def held(pids: Sequence[int], volumes: Collection[str], own: Path, proc: Path = 
     """What the processes have open or mapped, without their programs and libraries.
 
     :param volumes: mount points
-    :param own: folder of the launcher, whose volumes travel
+    :param own: folder of the launcher: what is below it travels, wherever the folder itself is mounted
     """
     mapped = dict[str, str]()
     for pid in pids:
@@ -40,8 +40,8 @@ def held(pids: Sequence[int], volumes: Collection[str], own: Path, proc: Path = 
             mapped[path] = mapped.get(path, "") + access
     data = {path for path, access in mapped.items() if "x" not in access}
     paths = {path for pid in pids for path in _opened(pid, proc)} - mapped.keys() | data
-    others = [place for volume in volumes if not (place := Path(volume)).is_relative_to(own)]
-    found = ((path, _size(path)) for path in sorted(paths) if _is_below(Path(path), others))
+    foreign = (path for path in sorted(paths) if _is_below(Path(path), volumes) and not Path(path).is_relative_to(own))
+    found = ((path, _size(path)) for path in foreign)
     return [VolumeFile(path, size, path in data) for path, size in found if size is not None]
 
 
@@ -55,7 +55,7 @@ def _opened(pid: int, proc: Path) -> Iterator[str]:
             yield target
 
 
-def _is_below(path: Path, volumes: Sequence[Path]) -> bool:
+def _is_below(path: Path, volumes: Collection[str]) -> bool:
     if any(path.is_relative_to(folder) for folder in _KERNELS):
         return False
     return any(path.is_relative_to(volume) for volume in volumes)
