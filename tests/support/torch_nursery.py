@@ -57,7 +57,7 @@ class Nursery:
         beside: Path | None = None, preload: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.folder = folder
-        path = [str(ROOT), *map(str, programs), *(["/opt/torch", "/opt/beside"] if rootfs else [])]
+        path = [str(ROOT), str(ROOT / "proxy"), *map(str, programs), *(["/opt/torch", "/opt/beside"] if rootfs else [])]
         env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         env["PYTHONPATH"] = ":".join(path)
         env["SINGULARITY_TEST_PRELOAD"] = ",".join(preload)
