@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from ..contract import attempt_records, job_names, kinds, progress_objects
+from ..contract import attempt_records, job_names, kinds
 from ..contract.record_types import Preemptor
 from ..job import states
 from ..kube.client import Kube
@@ -19,16 +19,17 @@ from ..kube.resources import (
     PROGRESS,
     TRAINJOB,
     WORKLOAD,
+    Kind,
     Object,
-    is_true,
     label,
 )
 from ..planner import quota
 from ..requests import placement
-from . import preemptor
+from . import kept, preemptor
 from .copies import Copies
 from .forever import Skips
 from .informer import Informer
+from .machines.nodes import Nodes
 from .metrics import Metrics
 from .notes import Notes
 from .snapshot import Pod
@@ -47,35 +48,6 @@ def _workload_index(workload: Object) -> Iterable[Hashable]:
     yield from {workload["metadata"].get("uid"), label(workload, KUEUE_JOB_UID_LABEL)} - {None}
 
 
-def _worth_keeping(workload: Object) -> Object:
-    """Of others' Workloads, of which there may be thousands: what they ask of the quota, and once finished their names.
-
-    Finished ones stay in a cluster until their owner goes.
-    """
-    if states.has_our_pods(workload):
-        return workload
-    spec = dict(workload.get("spec") or {})
-    podsets = spec.pop("podSets", None) or ()
-    if is_true(workload, "Finished"):
-        return {**workload, "spec": spec, "status": {"conditions": workload["status"]["conditions"]}}
-    return {**workload, "spec": {**spec, "podSets": [_asked_of(podset) for podset in podsets]}}
-
-
-def _asked_of(podset: Object) -> Object:
-    template = (podset.get("template") or {}).get("spec") or {}
-    asked = {key: template[key] for key in ("affinity", "resourceClaims") if key in template}
-    for key in ("containers", "initContainers"):
-        parts = [{k: one[k] for k in ("resources", "restartPolicy") if k in one} for one in template.get(key) or ()]
-        asked.update({key: parts} if parts else {})
-    return {**podset, "template": {"spec": asked}}
-
-
-def _note_alone(obj: Object) -> Object:
-    meta = obj["metadata"]
-    kept = {key: meta[key] for key in ("namespace", "name", "resourceVersion") if key in meta}
-    return {"metadata": kept, progress_objects.KEY: obj.get(progress_objects.KEY)}
-
-
 def _pod_owner(pod: Object) -> tuple[str, str | None]:
     return str(pod["metadata"]["namespace"]), job_of(pod)
 
@@ -90,9 +62,11 @@ def job_of(pod: Object) -> str | None:
 
 
 class World(Copies):
-    """Of Jobs and Pods: the managed ones only. Everything read here may be slightly out of date.
+    """Of Jobs and Pods: the managed ones only. Everything read here may be slightly out of date, and is no more than
+    `kept` has left of it.
 
-    `skips` is called with objects that cannot be read.
+    `skips` is called with objects that cannot be read. `all_pods`: `pods` has those of others, too, with what each asks
+    of its node.
     """
 
     def __init__(
@@ -103,24 +77,33 @@ class World(Copies):
         on_pod: Changed = _ignore,
         on_queue: Changed = _ignore,
         skips: Skips | None = None,
+        all_pods: bool = False,
     ) -> None:
         self._on_job, self._on_pod = on_job, on_pod
         self._skips = skips or Skips(Metrics())
         skip = self._skips.note
         self._lost: dict[tuple[str, str | None], list[Object]] = {}
         self._lost_lock = threading.Lock()
-        self.jobs = Informer(kube, JOB, self._job_changed, selector=_MANAGED, skip=skip)
-        self.jobsets = Informer(kube, JOBSET, self._job_changed, selector=_MANAGED, optional=True, skip=skip)
-        self.trainjobs = Informer(kube, TRAINJOB, self._job_changed, selector=_MANAGED, optional=True, skip=skip)
-        self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_index, skip=skip)
-        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=_worth_keeping, skip=skip)
+
+        def jobs(kind: Kind, optional: bool) -> Informer:
+            return Informer(kube, kind, self._job_changed, _MANAGED, optional=optional, keep=kept.job, skip=skip)
+
+        self.jobs, self.jobsets, self.trainjobs = jobs(JOB, False), jobs(JOBSET, True), jobs(TRAINJOB, True)
+        asked, keep = (None, kept.pod_with_asks) if all_pods else (_MANAGED, kept.pod)
+        self.pods = Informer(kube, POD, self._pod_changed, asked, index=_pod_index, keep=keep, skip=skip)
+        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=kept.workload, skip=skip)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue, skip=skip)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue, skip=skip)
         self.notes = Notes(kube)
-        self.progress = Informer(kube, PROGRESS, self.notes.seen, optional=True, keep=_note_alone, skip=skip)
+        self.progress = Informer(kube, PROGRESS, self.notes.seen, optional=True, keep=kept.note, skip=skip)
         self.beside = (self.progress,)
+        self.nodes = Nodes(kube, skip)
         self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}
         self.informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
+
+    def stop(self) -> None:
+        super().stop()
+        self.nodes.stop()
 
     def job(self, namespace: str, key: str) -> Object | None:
         """Our copy of the managed job that is called `key`, seen as a Job, with its newest progress."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from ..errors import Gone, KubeError, NotFound
+from ..errors import Forbidden, Gone, KubeError, NotFound
 from ..kube.client import Kube
 from ..kube.interning import Strings
 from ..kube.resources import Kind, Object, version_of
@@ -20,12 +20,14 @@ WATCH_S = 45.0
 """Seconds that a watch lives: a half-open connection is blind for that long, and a hold outlives its budget by that."""
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 10.0
+REFUSED_MAX_S = 60.0
+"""The longest pause while we may not read the kind: a right that is missing does not come back by itself."""
 ABSENT_S = 10.0
 """Seconds between two requests for a kind that is not served."""
 _Key = tuple[str, str]
 
 
-def _told(kind: str, name: str, error: Exception) -> None:
+def told(kind: str, name: str, error: Exception) -> None:
     log.error("%s %s cannot be handled and is skipped: %r", kind, name, error, exc_info=error)
 
 
@@ -46,7 +48,7 @@ class Informer:
         index: Callable[[Object], Iterable[Hashable]] = lambda obj: (),
         optional: bool = False,
         keep: Callable[[Object], Object] = lambda obj: obj,
-        skip: Callable[[str, str, Exception], None] = _told,
+        skip: Callable[[str, str, Exception], None] = told,
     ) -> None:
         self._kube = kube
         self.kind = kind
@@ -63,10 +65,14 @@ class Informer:
         self._values: dict[_Key, tuple[Hashable, ...]] = {}
         self._stop = threading.Event()
         self.synced = threading.Event()
+        self.tried = threading.Event()
+        """Whether the first list has come to an end, good or bad."""
         self._heard = time.monotonic()
         self._backoff = BACKOFF_MIN_S
         self.problem = ""
         """Why the last list or watch failed, "" since one worked."""
+        self.error: KubeError | None = None
+        """The same as it was raised."""
 
     def silent_for(self) -> float:
         """Seconds since the API server last answered."""
@@ -149,17 +155,22 @@ class Informer:
             log.info("watch of %s is too old, listing again in %.1f s", self.kind.plural, self._backoff)
         except NotFound as error:
             if not self._optional:
-                self.problem = str(error)
+                self._failed(error)
                 log.warning("%s: %s; again in %.0f s", self.kind.plural, error, ABSENT_S)
             self._vanish()
             self._stop.wait(ABSENT_S)
             return
         except KubeError as error:
-            self.problem = str(error)
+            self._failed(error)
             log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, self._backoff)
         # Jitter: replicas and kinds that lost the same server must not list in step.
         self._stop.wait(self._backoff * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
-        self._backoff = min(self._backoff * 2, BACKOFF_MAX_S)
+        longest = REFUSED_MAX_S if isinstance(self.error, Forbidden) else BACKOFF_MAX_S
+        self._backoff = min(self._backoff * 2, longest)
+
+    def _failed(self, error: KubeError) -> None:
+        self.problem, self.error = str(error), error
+        self.tried.set()
 
     def _vanish(self) -> None:
         """The kind is not served: for an optional one that is an answer."""
@@ -191,8 +202,9 @@ class Informer:
             self._tell(obj, True)
         for obj in changed:
             self._tell(obj, False)
+        self.problem, self.error = "", None
         self.synced.set()
-        self.problem = ""
+        self.tried.set()
         return version
 
     def _watch(self, version: str) -> str:

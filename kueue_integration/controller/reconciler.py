@@ -81,9 +81,10 @@ class Reconciler:
         self.queue: WorkQueue[Task] = WorkQueue()
         self.plans: WorkQueue[Task] = WorkQueue()
         self._skips = Skips(metrics)
-        self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips)
+        places = settings.planner.defragmentation.mode != "none"
+        self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips, places)
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
-        self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube).of, metrics, now)
+        self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube, self.world.nodes).of, metrics, now)
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
         self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
         self._failures: dict[Task, int] = {}
@@ -131,6 +132,7 @@ class Reconciler:
 
     def everything(self) -> None:
         """Look at every object again: after taking over, and now and then."""
+        self.world.nodes.rest()
         for kind in ("check", "policy", "images"):
             self.queue.add(Task(kind))
         self._plan_soon()

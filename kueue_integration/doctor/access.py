@@ -12,6 +12,7 @@ from ..kube.resources import (
     CLUSTER_QUEUE,
     LEASE,
     LOCAL_QUEUE,
+    NODE,
     POD,
     PROGRESS,
     TOKEN_REVIEW,
@@ -35,6 +36,7 @@ class Need:
 NEEDED = (
     *(Need(kind, ("get", "list", "watch", "patch")) for kind in kinds.KINDS),
     Need(POD, ("list", "watch")),
+    Need(NODE, ("list", "watch")),
     Need(WORKLOAD, ("get", "list", "watch", "patch")),
     Need(WORKLOAD, ("patch",), subresource="status"),
     Need(CLUSTER_QUEUE, ("list", "watch")),
@@ -45,7 +47,9 @@ NEEDED = (
     Need(LEASE, ("get", "update"), name=job_names.HOLD_LEASE, namespace=job_names.SYSTEM_NAMESPACE),
     Need(TOKEN_REVIEW, ("create",)),
 )
-"""Without any of these jobs do not start, or are not held. charts/singularity/templates/rbac.yaml grants them."""
+"""Without any of these jobs do not start, are not held, or start where they cannot be restored.
+
+charts/singularity/templates/rbac.yaml grants them."""
 
 
 def controller(kube: Kube) -> Iterator[Check]:

@@ -39,7 +39,10 @@ CONNECTIONS = 64
 _UNREADABLE = (config.ConfigException, OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
 """What the client raises for a kubeconfig that is not there, or not one."""
 PAGE = 500
-"""Objects in one part of a list, as in client-go."""
+"""Most objects in one part of a list, as in client-go."""
+FIRST_PAGE = 25
+PAGE_BYTES = 8 << 20
+"""About so long is a part at most: a tenant decides how large its objects are, and an object may have 1.5 MB."""
 
 
 Told = Callable[[str, float, bool], None]
@@ -115,12 +118,7 @@ class ApiKube(Kube):
         return response
 
     def _json(self, method: str, path: str, **kwargs: Any) -> Object:
-        data = self._request(method, path, **kwargs).data
-        try:
-            answer: Object = decode.served(data)
-        except ValueError as error:
-            raise Unreachable(f"{method} {path}: the answer is no JSON: {error}") from error
-        return answer
+        return _decoded(method, path, self._request(method, path, **kwargs).data)
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
         return self._json("GET", kind.path(namespace, name))
@@ -140,18 +138,25 @@ class ApiKube(Kube):
     def pages(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None
     ) -> Iterator[tuple[list[Object], str]]:
-        query: dict[str, Any] = {"labelSelector": selector, "limit": PAGE}
+        query: dict[str, Any] = {"labelSelector": selector, "limit": FIRST_PAGE}
         while True:
-            items, meta = self._list(kind, namespace, query)
+            data = self._request("GET", kind.path(namespace), query=query).data
+            size = len(data)
+            items, meta = self._items(kind, data)
+            del data
+            query = {**query, "limit": _next_page(len(items), size), "continue": meta.get("continue")}
             yield items, str(meta.get("resourceVersion", ""))
-            if not meta.get("continue"):
+            if not query["continue"]:
                 return
-            query["continue"] = meta["continue"]
 
     def _list(
         self, kind: Kind, namespace: str | None, query: Mapping[str, Any]
     ) -> tuple[list[Object], Mapping[str, Any]]:
-        answer = self._json("GET", kind.path(namespace), query=query)
+        return self._items(kind, self._request("GET", kind.path(namespace), query=query).data)
+
+    @staticmethod
+    def _items(kind: Kind, data: bytes) -> tuple[list[Object], Mapping[str, Any]]:
+        answer = _decoded("GET", kind.path(), data)
         items = answer.get("items") or []
         for item in items:  # the API server leaves these out of the items of built-in kinds
             item.setdefault("apiVersion", kind.api_version)
@@ -240,6 +245,19 @@ class ApiKube(Kube):
             raise Unreachable(f"GET {path}: the stream broke off: {error}") from error
         finally:
             response.close()
+
+
+def _decoded(method: str, path: str, data: bytes) -> Object:
+    try:
+        answer: Object = decode.served(data)
+    except ValueError as error:
+        raise Unreachable(f"{method} {path}: the answer is no JSON: {error}") from error
+    return answer
+
+
+def _next_page(count: int, size: int) -> int:
+    """Return how many objects to ask for after a part with `count` objects in `size` bytes."""
+    return max(1, min(PAGE, PAGE_BYTES * count // max(1, size)))
 
 
 def connect(

@@ -13,9 +13,10 @@ import yaml
 
 from ..contract import job_names, progress_objects
 from ..contract.kinds import JOB_NAME_LABEL
+from ..controller import kept
 from ..controller.copies import Copies
 from ..controller.informer import Informer
-from ..controller.machines.nodes import Machines
+from ..controller.machines.nodes import Machines, Nodes
 from ..errors import KubeError, NotFound, PlatformError
 from ..job import states
 from ..kube.api import Kube
@@ -41,13 +42,18 @@ class Worker(Copies):
     def __init__(self, name: str, kube: Kube, changed: Changed, noted: Noted) -> None:
         self.name, self.kube = name, kube
         self._changed, self._noted = changed, noted
-        self.jobs = Informer(kube, JOB, self._on_job, selector=_COPIES, index=_workload_of_copy)
-        self.workloads = Informer(kube, WORKLOAD, self._on_workload, selector=_COPIES)
+        self.jobs = Informer(kube, JOB, self._on_job, _COPIES, index=_workload_of_copy, keep=kept.job)
+        self.workloads = Informer(kube, WORKLOAD, self._on_workload, _COPIES, keep=kept.workload)
         managed = selector({job_names.LABEL_MANAGED: "true"})
-        self.pods = Informer(kube, POD, self._on_pod, selector=managed, index=_job_of_pod)
+        self.pods = Informer(kube, POD, self._on_pod, managed, index=_job_of_pod, keep=kept.pod)
         self.informers = (self.jobs, self.workloads, self.pods)
         self.beside = (Informer(kube, PROGRESS, self._on_note, optional=True),)
-        self._machines = Machines(kube)
+        self.nodes = Nodes(kube)
+        self._machines = Machines(kube, self.nodes)
+
+    def stop(self) -> None:
+        super().stop()
+        self.nodes.stop()
 
     def site(self, namespace: str, name: str, workload: str) -> Site:
         """What it has of the Job `name` with that Workload, by our copies."""

@@ -1,4 +1,4 @@
-"""The room on nodes, for policies that place pods: read from the API server when a policy needs it, and not before."""
+"""The room on nodes, for policies that place pods: measured when a policy needs it, and not before."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from ...drain.look import at_work, node_of
 from ...drain.nodes import cordoned
 from ...kube import quantities
 from ...kube.client import Kube
-from ...kube.resources import POD, RESOURCE_FLAVOR, Object, is_true
+from ...kube.resources import RESOURCE_FLAVOR, Object, is_true
 from ...planner import model, quota
 from ...planner.model import ClusterSnapshot
 
 
-def with_room(kube: Kube, snapshot: ClusterSnapshot, nodes: Sequence[Object]) -> ClusterSnapshot:
-    """`snapshot`, whose `nodes` these are, with flavors and what is free on each node. Lists all pods of the cluster.
+def with_room(
+    kube: Kube, snapshot: ClusterSnapshot, nodes: Sequence[Object], pods: Iterable[Object]
+) -> ClusterSnapshot:
+    """`snapshot`, whose `nodes` these are, with flavors and what all `pods` of the cluster leave free on each node.
 
     Raises KubeError, and ValueError, LookupError or TypeError: an object is not as it should be.
     """
     flavors = {str(f["metadata"]["name"]): f.get("spec") or {} for f in kube.list(RESOURCE_FLAVOR)}
-    places = measured(snapshot, nodes, (pod for page, _ in kube.pages(POD) for pod in page))
+    places = measured(snapshot, nodes, pods)
     labels = {name: dict(spec.get("nodeLabels") or {}) for name, spec in flavors.items()}
     return replace(snapshot, nodes=places, flavors=labels)
 

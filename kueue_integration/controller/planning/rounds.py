@@ -10,7 +10,7 @@ from ...contract import kinds
 from ...drain import nodes as drained
 from ...errors import JobNotFoundError, KubeError, NotFound, PlatformError, RequestRefusedError
 from ...kube.client import Kube
-from ...kube.resources import COHORT, NODE, Object
+from ...kube.resources import COHORT, Object
 from ...planner import blocked, policies
 from ...planner.arbiter import Arbiter, Ruling
 from ...planner.model import ClusterSnapshot
@@ -71,7 +71,7 @@ class Rounds:
         self._dry = in_order({**chosen(planner, "propose"), **regrowth_tried(settings)})
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         symptoms = Symptoms(world, skips, planner.health.throttled_percent)
-        self._usable = Usable(kube, clock)
+        self._usable = Usable(kube, world.nodes, clock)
         self._health = NodeHealth(kube, planner.health, metrics, symptoms)
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
@@ -93,7 +93,8 @@ class Rounds:
     def _round(self, again: Callable[[float], None]) -> None:
         """Regrowth is looked at after every change; the others, whose inputs drift, every so many seconds."""
         self._tidy(again)
-        act, dry, nodes = self._usual, dict[str, Policy](), list[Object]()
+        act, dry = self._usual, dict[str, Policy]()
+        nodes: Sequence[Object] = ()
         others = len(self._act) > len(self._usual) or bool(self._dry)
         if others:
             every_s = self._settings.planner.every_s
@@ -133,13 +134,13 @@ class Rounds:
         if self._carry_out.waits:
             again(max(PLAN_DELAY_S, self._tidied_at + every_s - self._clock()))
 
-    def _nodes(self) -> list[Object]:
+    def _nodes(self) -> Sequence[Object]:
         """An error here stops no other policy: nothing leaves a node that we do not see."""
         try:
-            return self._kube.list(NODE)
+            return self._world.nodes.all()
         except KubeError as error:
             self._report.trouble(cordon.NAME, f"cannot see nodes: {error}", None, self._now())
-            return []
+            return ()
 
     def _with_cohorts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
         """With the cohorts that are part of a tree. Where they cannot be seen, each may be one."""
@@ -182,7 +183,7 @@ class Rounds:
         if not blocked.of(seen.snapshot):
             return seen
         try:
-            return replace(seen, snapshot=with_room(self._kube, seen.snapshot, nodes))
+            return replace(seen, snapshot=with_room(self._kube, seen.snapshot, nodes, self._world.pods.all()))
         except (KubeError, ValueError, LookupError, TypeError) as error:
             self._report.trouble(defragmentation.NAME, f"cannot see the room on nodes: {error}", None, self._now())
             return seen

@@ -11,8 +11,9 @@ from ...drain import nodes as drained
 from ...errors import NotFound
 from ...kube import quantities
 from ...kube.client import Kube
-from ...kube.resources import NODE, RESOURCE_FLAVOR, Object, is_true, selector
+from ...kube.resources import RESOURCE_FLAVOR, Object, is_true
 from ...planner.model import ClusterSnapshot
+from ..machines.nodes import Nodes
 
 KEPT_S = 20.0
 """A node that takes pods again, or none any more, may stay unseen for this time."""
@@ -23,8 +24,8 @@ Amounts = Mapping[str, Fraction]
 class Usable:
     """`clock` gives seconds that only grow. Not thread-safe."""
 
-    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kube, self._clock = kube, clock
+    def __init__(self, kube: Kube, nodes: Nodes, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube, self._nodes, self._clock = kube, nodes, clock
         self._kept: dict[str, tuple[float, Amounts | None]] = {}
 
     def see(self, snapshot: ClusterSnapshot, leaving: Callable[[Object], bool]) -> ClusterSnapshot:
@@ -51,8 +52,7 @@ class Usable:
         except NotFound:
             return None
         labels = (flavor.get("spec") or {}).get("nodeLabels") or {}
-        pages = self._kube.pages(NODE, selector=selector(labels) or None)
-        return held_by([node for page, _ in pages for node in page], leaving)
+        return held_by(self._nodes.matching(labels), leaving)
 
 
 def held_by(nodes: Iterable[Object], leaving: Callable[[Object], bool]) -> Amounts | None:

@@ -15,12 +15,12 @@ import controller_scene as scene
 from controller_scene import CHECK, NS, T0
 
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller import apply
+from kueue_integration.controller import apply, kept
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.controller.look import Looks
-from kueue_integration.controller.machines.nodes import Machines
+from kueue_integration.controller.machines.nodes import Machines, Nodes
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.notes import Notes
 from kueue_integration.controller.reconciler import Reconciler, Task
@@ -95,9 +95,10 @@ class Copies:
         self._world, self._replica, self._lag = world, replica, lag
         self._shown: Any = world.snapshots[-1]
         self.notes = Notes(world.kube)
+        self.nodes = Nodes(world.kube)
 
     def job(self, namespace: str, key: str) -> Any:
-        return self._look()[0]
+        return kept.job(self._look()[0])
 
     def _look(self) -> Any:
         if self._world.now >= self._replica.cut_until:
@@ -105,10 +106,11 @@ class Copies:
         return self._shown
 
     def workload_of(self, namespace: str, name: str) -> Any:
-        return self._look()[1]
+        found = self._look()[1]
+        return None if found is None else kept.workload(found)
 
     def pods_of(self, namespace: str, name: str) -> Any:
-        return self._look()[2]
+        return [kept.pod(pod) for pod in self._look()[2]]
 
     def lost_of(self, namespace: str, name: str) -> Any:
         return []
@@ -135,7 +137,7 @@ class Replica:
         self.reconciler = Reconciler(self.world.kube, settings, Metrics(), now=server.now)
         copies: Any = Copies(self.world, self, self.lag)
         self.reconciler.world = copies
-        machines, overdue = Machines(self.world.kube), self.reconciler.overdue
+        machines, overdue = Machines(self.world.kube, Nodes(self.world.kube)), self.reconciler.overdue
         self.reconciler.looks = Looks(self.world.kube, settings, copies, overdue, machines.of, Metrics(), server.now)
         self.keeper = LeaseKeeper(
             self.world.kube,

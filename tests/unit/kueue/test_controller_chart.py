@@ -163,7 +163,7 @@ def test_the_controllers_rights_are_exactly_these():
         *((kueue, "workloads", verb) for verb in ("get", "list", "watch", "patch")),
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
         (kueue, "resourceflavors", "get"),
-        ("", "nodes", "list"),
+        *(("", "nodes", verb) for verb in ("list", "watch")),
         ("", "events", "create"),
         *(("singularity.dev", "jobprogresses", verb) for verb in ("create", "list", "patch", "watch")),
         (kueue, "workloads/status", "patch"),
@@ -201,9 +201,9 @@ def test_only_a_health_that_taints_may_write_nodes():
         rules = render(*sets)["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
         return {verb for rule in rules if "nodes" in rule["resources"] for verb in rule["verbs"]}
 
-    assert nodes("planner.health.mode=act") == {"list"}
-    assert nodes("planner.health.mode=propose", "planner.health.taint=true") == {"list"}
-    assert nodes("planner.health.mode=act", "planner.health.taint=true") == {"list", "patch"}
+    assert nodes("planner.health.mode=act") == {"list", "watch"}
+    assert nodes("planner.health.mode=propose", "planner.health.taint=true") == {"list", "watch"}
+    assert nodes("planner.health.mode=act", "planner.health.taint=true") == {"list", "watch", "patch"}
 
 
 def test_helm_refuses_a_mode_that_is_none():
@@ -407,7 +407,7 @@ def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked()
     rules = worker["ClusterRole", "singularity-multikueue"]["rules"]
     assert all("*" not in value for rule in rules for value in (*rule["resources"], *rule["verbs"]))
     assert not any("secrets" in rule["resources"] for rule in rules)
-    assert {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]} in rules
+    assert {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]} in rules
     assert ("ServiceAccount", "singularity-multikueue") in worker
 
 

@@ -222,13 +222,13 @@ def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch)
 def test_an_old_copy_of_the_job_starts_nothing(world, monkeypatch):
     kube, reconciler = world(scene.job(), fresh(scene.workload()))
     stale = reconciler.world.jobs.get(NS, "train")
-    kube.patch_job(NS, "train", {"metadata": {"annotations": {"x": "y"}}})
+    kube.patch_job(NS, "train", {"metadata": {"annotations": {job_names.ANN_BUDGET: "7"}}})
     monkeypatch.setattr(reconciler.world.jobs, "get", lambda namespace, name: stale)
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Pending"
     assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) is None
     monkeypatch.undo()
-    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), "x") == "y")
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), job_names.ANN_BUDGET) == "7")
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
 

@@ -8,6 +8,7 @@ import controller_scene as scene
 import pytest
 from api_server import ApiServer
 from controller_scene import T0
+from test_planner_rounds import until
 
 from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.contract.record_types import NodeRequirement, Placement
@@ -17,10 +18,11 @@ from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.machines import FlavorMachines
-from kueue_integration.controller.machines.nodes import KEPT_S, Machines
+from kueue_integration.controller.machines.nodes import IDLE_S, KEPT_S, Machines, Nodes
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.errors import Forbidden
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
 from kueue_integration.requests import placement
@@ -189,14 +191,41 @@ def test_nodes_are_listed_by_the_flavors_labels_once_for_many_restores():
         node("b", flavor="ondemand", **BARE),
     )
     now = [100.0]
-    known = Machines(kube, lambda: now[0])
+    nodes = Nodes(kube)
+    known = Machines(kube, nodes, lambda: now[0])
     for _ in range(3):
         assert known.of("spot") == FlavorMachines({"flavor": "spot"}, {"a": {"flavor": "spot", **GRAVITON}})
-    assert [kind for _, kind, _ in kube.requests].count(NODE.name) == 1
+    assert [verb for verb, kind, _ in kube.requests if kind == NODE.name].count("list") == 1
     kube.create(node("c", flavor="spot", **BARE))
+    until(lambda: len(nodes.all()) == 3)
     now[0] += KEPT_S
     assert set(known.of("spot").nodes) == {"a", "c"}
     assert known.of("gone") is None
+    nodes.stop()
+
+
+def test_nodes_are_followed_while_somebody_asks_for_them():
+    kube, now = FakeKube({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}}), [100.0]
+    nodes = Nodes(kube, clock=lambda: now[0])
+    assert not nodes.followed and not kube.requests
+    assert [n["metadata"]["name"] for n in nodes.all()] == ["a"]
+    now[0] += IDLE_S - 1
+    nodes.rest()
+    assert nodes.followed
+    now[0] += 1
+    nodes.rest()
+    assert not nodes.followed
+    assert len(nodes.all()) == 1 and [verb for verb, *_ in kube.requests].count("list") == 2
+    nodes.stop()
+
+
+def test_nodes_that_may_not_be_read_are_an_error_and_not_an_empty_cluster():
+    kube = FakeKube()
+    kube.fail_next("list", NODE, Forbidden("nodes", 403, "Forbidden"))
+    nodes = Nodes(kube)
+    with pytest.raises(Forbidden):
+        nodes.all()
+    nodes.stop()
 
 
 def kueue(kind, name, namespace=None, **spec):

@@ -167,10 +167,19 @@ def test_a_list_is_read_in_pages_of_one_moment(server: Server) -> None:
     names = [item["metadata"]["name"] for items, version in (first, *pages) for item in items if version == "7"]
     assert names == ["a", "b"]
     assert [path for _, path, _, _ in server.asked] == [
-        "/apis/batch/v1/jobs?labelSelector=l%3D1&limit=500",
+        "/apis/batch/v1/jobs?labelSelector=l%3D1&limit=25",
         "/apis/batch/v1/jobs?labelSelector=l%3D1&limit=500&continue=x%3D%26y",
     ]
     assert first[0][0]["kind"] == "Job"
+
+
+def test_objects_of_a_megabyte_come_a_few_at_a_time(server: Server) -> None:
+    meta = {"resourceVersion": "7", "continue": "x"}
+    server.chunks = [json.dumps({"metadata": meta, "items": [{"metadata": {"name": "a" * (1 << 20)}}]}).encode()]
+    pages = kube(server.url).pages(JOB)
+    next(pages)
+    next(pages)
+    assert [path.partition("?")[2] for _, path, _, _ in server.asked] == ["limit=25", "limit=7&continue=x"]
 
 
 def test_a_list_whose_moment_is_forgotten_half_way_is_gone(server: Server) -> None:

@@ -172,17 +172,19 @@ def racks(play: Stage) -> None:
             play.kube.put({**pod, "spec": {**pod["spec"], "containers": asks}})
 
 
-def test_nodes_and_pods_are_listed_when_somebody_waits_for_room(stage: Callable[..., Stage]) -> None:
+def test_room_is_measured_when_somebody_waits_for_it_without_a_list_of_pods(stage: Callable[..., Stage]) -> None:
     play = stage(PACKS, quotas("training", "8"))
     racks(play)
     play.kube.requests.clear()
     play.round()
-    asked = {r[1] for r in play.kube.requests}
-    assert POD.name not in asked and RESOURCE_FLAVOR.name not in asked
+    assert RESOURCE_FLAVOR.name not in {kind for _, kind, _ in play.kube.requests}
+    (big,) = [pod for pod in play.world.pods.all() if pod["metadata"]["name"] == "big"]
+    assert big["spec"]["nodeName"] == "n2" and sorted(big["metadata"]) == ["name", "namespace", "resourceVersion"]
     play.kube.put(waits("job-wide", "600m", 3, topologyRequest={"required": RACK}))
     until(lambda: bool(play.world.workloads.get(NS, "job-wide")))
-    play.kube.fail_next("list", POD, Forbidden("pods", 403, "Forbidden"))
+    play.kube.fail_next("list", RESOURCE_FLAVOR, Forbidden("resourceflavors", 403, "Forbidden"))
     play.round()
+    assert ("list", POD.name) not in {(verb, kind) for verb, kind, _ in play.kube.requests}
     assert play.metrics.value("singularity_planner_policy_errors_total", "defragmentation") == 1
     assert play.asked() is None
 

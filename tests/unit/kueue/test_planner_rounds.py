@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from kueue_integration.controller.planning.look import Eyes
 from kueue_integration.controller.planning.rounds import Rounds
 from kueue_integration.errors import Conflict, Forbidden
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import EVENT, JOB, NODE, WORKLOAD, version_of
+from kueue_integration.kube.resources import EVENT, JOB, NODE, POD, WORKLOAD, Kind, version_of
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Cordon, Introspection, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
@@ -31,6 +32,10 @@ from singularity_proxy.protocol.messages import to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 KEY = (NS, "train")
+
+
+def _versions(objects: Any) -> dict[str, str]:
+    return {str(obj["metadata"]["name"]): version_of(obj) for obj in objects}
 
 
 class Stage:
@@ -53,7 +58,8 @@ class Stage:
         self.kube.put(scene.workload(state="Ready", admitted=True))
         self.now = T0 + 500
         self.metrics, self.settings = Metrics(), Settings(regrow="none", planner=planner)
-        self.world = World(self.kube)
+        places = planner.defragmentation.mode != "none"
+        self.world = World(self.kube, all_pods=places)
         self.world.start()
         assert self.world.wait_synced(10)
         self.rounds = self.again()
@@ -82,6 +88,19 @@ class Stage:
         for kind, (informer, name) in copies.items():
             wanted = version_of(self.kube.get(kind, NS, name))
             until(lambda: version_of(informer.get(NS, name) or {"metadata": {}}) == wanted)  # noqa: B023
+        until(lambda: _versions(self.world.pods.all()) == self._stored(POD))
+        if self.world.nodes.followed:
+            until(lambda: self._nodes() == self._stored(NODE))
+
+    def _stored(self, kind: Kind) -> dict[str, str]:
+        """Versions as the API server has them, without a request that a test would count."""
+        return _versions(obj for obj in self.kube.objects() if obj["kind"] == kind.name)
+
+    def _nodes(self) -> dict[str, str]:
+        """Versions; none while they cannot be seen."""
+        with contextlib.suppress(Forbidden):
+            return _versions(self.world.nodes.all())
+        return {}
 
     def job(self) -> Any:
         return self.kube.get(JOB, *KEY)
