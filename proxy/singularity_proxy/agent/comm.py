@@ -43,16 +43,21 @@ def install(module: ModuleType) -> None:
 
 
 def _refuse(module: Any) -> None:
-    """This torch makes gloo and NCCL in place: they cannot be dropped and made again."""
+    """Tell log and launcher, at the first rendezvous, that ranks of this torch cannot be saved.
+
+    It makes gloo and NCCL in place, so that they cannot be dropped and made again. Then the first trial of the attempt
+    fails with version and fix, before a preemption can.
+    """
     stock = module.rendezvous
 
-    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         version = getattr(sys.modules.get("torch.version"), "__version__", "unknown")
         oldest = ".".join(map(str, names.OLDEST_DISTRIBUTED))
-        membership.stand_aside(
-            f"its torch is {version}, whose communication cannot be let go of", f"Use torch {oldest} or newer"
-        )
-        yield from stock(*args, **kwargs)
+        why, advice = f"its torch is {version}, whose communication cannot be let go of", f"Use torch {oldest} or newer"
+        if not _problem(rank, world_size):
+            membership.give_up(f"{why}. {advice}")
+        membership.stand_aside(why, advice)
+        yield from stock(url, rank, world_size, **kwargs)
 
     module.rendezvous = rendezvous
 
@@ -85,16 +90,21 @@ def _wrap_rendezvous(module: Any, proxy_store: Any) -> None:
 
 def _claims(rank: int, world_size: int) -> bool:
     """Whether this process is a rank, which is about to meet the others."""
-    try:
-        problem = membership.stranger(rank, world_size)
-    except (OSError, ValueError, KeyError):  # `claim` says so, too, and what becomes of it
-        problem = ""
+    problem = _problem(rank, world_size)
     if problem:
         membership.stand_aside(problem)
         return False
     membership.claim()
     resume_order.adopt_address()
     return True
+
+
+def _problem(rank: int, world_size: int) -> str:
+    """Why this process is no rank of the job; "" if it is one, or if that cannot be read."""
+    try:
+        return membership.stranger(rank, world_size)
+    except (OSError, ValueError, KeyError):  # `claim` says so, too, and what becomes of it
+        return ""
 
 
 def _with_ours(triple: Any, proxy_store: Any) -> Any:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from fake_sidecar import Page
 
-from singularity_proxy.agent import gate, membership
+from singularity_proxy.agent import comm, gate, membership
 from singularity_proxy.agent.boundary import Boundary
+from singularity_proxy.launcher import refusal
+from singularity_proxy.launcher.paths import Paths
 from singularity_proxy.protocol import page, ratchet
 
 SKEW = 2
@@ -194,6 +198,28 @@ def test_who_is_none_of_the_jobs_ranks(
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: object() if child else None)
     assert membership.stranger(rank, world) == wanted
+
+
+@pytest.mark.parametrize(("world", "refused"), [(3, True), (6, False)])
+def test_a_torch_without_replaceable_communication_is_named_to_the_launcher_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int, refused: bool
+) -> None:
+    """At the first rendezvous of a rank, so that the first trial fails with it; not for a world of the script's own."""
+    paths = Paths(tmp_path)
+    paths.control(1).mkdir(parents=True)
+    Page(paths.run, 3)
+    for name, value in {"SINGULARITY_RANK_DIR": str(paths.control(1)), "RANK": "1", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("_off", "_step"):
+        monkeypatch.setattr(membership, name, getattr(membership, name))
+    torch = ModuleType("torch.distributed.distributed_c10d")
+    torch.ProcessGroup, torch.Backend, torch.rendezvous = object, object, lambda *_, **__: iter(["met"])
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__="2.11.0"))
+    comm.install(torch)
+    assert list(torch.rendezvous("env://", 1, world)) == ["met"]
+    assert refusal.read(paths, 1, page.generation(1, 1)) == refused * (
+        "rank 1 cannot be saved: its torch is 2.11.0, whose communication cannot be let go of. Use torch 2.14 or newer"
+    )
 
 
 # --- places between step boundaries -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from test_programs import ROWS
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import OLDER_TORCH, OLDEST_DISTRIBUTED_TORCH, torch
-from singularity_proxy.protocol import names
+from singularity_proxy.protocol import names, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.full, pytest.mark.timeout(1800)]
 Make = Callable[..., Pod]
@@ -44,7 +45,16 @@ def test_ranks_that_cannot_be_saved_train_and_say_so(
     older: tuple[str, Path], make_pod: Make, rootfs: Path, criu_bundle: Path
 ) -> None:
     version, made = older
-    pod = Runner(partial(make_pod, rootfs=rootfs, torch=made, criu=criu_bundle), ROWS["no_sync"]).start("pod")
+    program = replace(ROWS["no_sync"], arguments=("200",))
+    runner = Runner(partial(make_pod, rootfs=rootfs, torch=made, criu=criu_bundle), program)
+    pod = runner.start("pod")
+    runner.wait_lines(pod, 1)
+    generation = page.generation(1, 1)
+    pod.sidecar.command("dump", generation=generation, checkpoint_id="c", anywhere=True)
+    event = pod.wait_event("dumped", "dump_failed")
+    pod.sidecar.command("resume", generation=generation)
+    assert event.kind == "dump_failed" and f"its torch is {version}" in event.message, event.message
+    assert "Use torch 2.14 or newer" in event.message
     assert pod.wait(200) == 0, pod.log()
     said = "takes no part in checkpoints, and its job cannot be saved: its torch is"
     assert pod.log().count(said) == 2 and version in pod.log(), pod.log()

@@ -93,6 +93,9 @@ def dump(
     `laps` get the phases of `SavePhases`.
     Returns what the user may want to know. Raises DumpError; the ranks are then still there, and can be resumed.
     """
+    whys = [why for rank in slots if (why := refusal.read(paths, rank, order.generation))]
+    if whys:  # ranks that are stopped anywhere are not waited for, and so not asked below
+        raise DumpError("; ".join(whys))
     frozen = {} if order.anywhere else {rank: wait_frozen(slot, paths, order) for rank, slot in slots.items()}
     laps.end("freeze")
     # Processes that stand still could not give up their device.
