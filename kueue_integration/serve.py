@@ -26,6 +26,7 @@ from .job import states
 from .kube import server_time
 from .kube.client import connect
 from .kube.resources import finished
+from .multikueue import access
 from .multikueue.reconciler import MultiKueueReconciler
 
 log = logging.getLogger("controller")
@@ -98,6 +99,7 @@ async def serve(settings: config.Config) -> None:
             metrics,
             leads=lambda: keeper.leads,
             now=server.now,
+            providers=access.providers(settings.access_providers),
             noted=reconciler.world.notes.take,
         )
 

@@ -46,6 +46,8 @@ class Config:
     """Seconds of training after which an attempt finds out whether it can be saved; None: it does not."""
     multikueue_namespace: str = ""
     """Of Kueue, when this cluster is a MultiKueue manager: it has the Secrets of the worker clusters. "" for none."""
+    access_providers: str = "[]"
+    """The chart's `multikueue.manager.accessProviders`, as JSON."""
     agent_images: tuple[str, ...] = ()
     """What the chart trusts as agent image: its own first, then those of `images.trusted`."""
 
@@ -173,5 +175,6 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
         kubeconfig=args.kubeconfig,
         trial_after_s=_trial(env),
         multikueue_namespace=env.get("SINGULARITY_MULTIKUEUE_NAMESPACE") or "",
+        access_providers=env.get("SINGULARITY_MULTIKUEUE_ACCESS_PROVIDERS") or "[]",
         agent_images=_agent_images(env),
     )

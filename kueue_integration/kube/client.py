@@ -33,6 +33,8 @@ IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_TIMEOUT_S = 30.0
 PART = "singularityctl"
+WORKER_TIMEOUT_S = 10.0
+"""Of a worker cluster of MultiKueue: who waits for it waits in vain when it is dead."""
 CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS = 64
 """Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
@@ -68,6 +70,11 @@ class ApiKube(Kube):
         self.server = str(api_client.configuration.host)
         self._timeout_s = timeout_s
         self._pool: urllib3.PoolManager = api_client.rest_client.pool_manager
+
+    @property
+    def has_token(self) -> bool:
+        """Whether its requests carry a token."""
+        return bool(self._api.configuration.api_key.get("BearerToken"))
 
     def _request(
         self,
@@ -309,19 +316,48 @@ def _in_pod() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
 
 
-def connect_to(kubeconfig: Mapping[str, Any]) -> ApiKube:
+def connect_to(kubeconfig: Mapping[str, Any], programs: bool = False) -> ApiKube:
     """A client for the cluster of a kubeconfig that somebody has put into the cluster as data.
 
-    Raises PlatformError: it cannot be used, or would have us run a program or read a file of ours.
+    `programs`: a user's `exec` is the platform's own and may be run for a token. Raises PlatformError that names the
+    field: it cannot be used, reads a file of ours, runs a program, or does not verify whom it talks to. Kueue refuses
+    the same (`validateKubeconfig` in multikueuecluster.go, 0.19.2).
     """
-    for user in kubeconfig.get("users") or ():
-        given = user.get("user") or {}
-        strange = sorted({"exec", "auth-provider", "tokenFile", "client-certificate", "client-key"} & set(given))
-        if strange:
-            raise PlatformError(f"user {user.get('name')!r} has {strange[0]}: give token or client-certificate-data")
+    refused = {key: fix for key, fix in _REFUSED.items() if not (programs and key == "exec")}
+    for part, inner in (("users", "user"), ("clusters", "cluster")):
+        for each in kubeconfig.get(part) or ():
+            given = each.get(inner) or {}
+            for name in sorted(key for key in refused.keys() & given.keys() if given[key]):
+                raise PlatformError(f"{part} {each.get('name')!r}: {inner}.{name} is refused: {refused[name]}")
+            if inner == "cluster" and not given.get("server"):
+                raise PlatformError(
+                    f"{part} {each.get('name')!r}: cluster.server is missing: give the API server's URL"
+                )
     configuration = client.Configuration()
     try:
         config.load_kube_config_from_dict(dict(kubeconfig), client_configuration=configuration)
     except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
         raise PlatformError(f"not a kubeconfig: {error}") from error
-    return ApiKube(client.ApiClient(configuration), part="singularity-multikueue")
+    proxies = [c["cluster"].get("proxy-url") for c in kubeconfig["clusters"] if c["name"] == _cluster_name(kubeconfig)]
+    configuration.proxy = next(filter(None, proxies), None)  # the client's loader leaves it out
+    return ApiKube(client.ApiClient(configuration), WORKER_TIMEOUT_S, part="singularity-multikueue")
+
+
+_TOKEN = "give a token or client-certificate-data and client-key-data"  # noqa: S105 - a sentence
+_REFUSED = {
+    "exec": f"{_TOKEN}, or name a ClusterProfile in the MultiKueueCluster",
+    "auth-provider": _TOKEN,
+    "tokenFile": _TOKEN,
+    "username": _TOKEN,
+    "password": _TOKEN,
+    "client-certificate": _TOKEN,
+    "client-key": _TOKEN,
+    "certificate-authority": "give certificate-authority-data",
+    "insecure-skip-tls-verify": "give certificate-authority-data",
+}
+"""Fields of users and clusters of a kubeconfig, and what to give in their place."""
+
+
+def _cluster_name(kubeconfig: Mapping[str, Any]) -> str | None:
+    current = kubeconfig.get("current-context")
+    return next((c["context"]["cluster"] for c in kubeconfig["contexts"] if c["name"] == current), None)

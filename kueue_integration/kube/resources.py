@@ -85,6 +85,8 @@ PRIORITY_CLASS: Final = Kind(
     "WorkloadPriorityClass", KUEUE_GROUP, KUEUE_VERSION, "workloadpriorityclasses", namespaced=False
 )
 RESOURCE_FLAVOR: Final = Kind("ResourceFlavor", KUEUE_GROUP, KUEUE_VERSION, "resourceflavors", namespaced=False)
+CLUSTER_PROFILE: Final = Kind("ClusterProfile", "multicluster.x-k8s.io", "v1alpha1", "clusterprofiles")
+"""Of the cluster inventory API: a fleet's list of its clusters."""
 MULTIKUEUE_CLUSTER: Final = Kind(
     "MultiKueueCluster", KUEUE_GROUP, KUEUE_VERSION, "multikueueclusters", namespaced=False
 )
@@ -123,6 +125,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         PRIORITY_CLASS,
         RESOURCE_FLAVOR,
         MULTIKUEUE_CLUSTER,
+        CLUSTER_PROFILE,
         SECRET,
         POD_TEMPLATE,
         TOPOLOGY,

@@ -168,6 +168,18 @@ def decide(
         return _say(_waiting(sites, check_name), str(error), check_name)
 
 
+def concerned(step: End | Drop | Grant | Say | Back, job: Object | None, sites: Sequence[Site]) -> set[str]:
+    """Return the clusters whose word `step` needs: where it acts, where the job has been, and where some of it is seen.
+
+    An attempt starts in no other: it is written down before that cluster is let in.
+    """
+    try:
+        been = {record.cluster for record in required(Job.parse(job).history)} if job is not None else set()
+    except BadAnnotationError:
+        been = {site.cluster for site in sites}
+    return {step.cluster} | {s.cluster for s in sites if s.cluster in been or s.job is not None or s.pods}
+
+
 def prebuilt(job: Object) -> str:
     """Name of the Workload that the copy `job` was made for: the same in every cluster."""
     return label(job, job_names.KUEUE_PREBUILT) or annotation(job, job_names.KUEUE_PREBUILT) or ""

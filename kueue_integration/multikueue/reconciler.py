@@ -1,29 +1,34 @@
-"""Carries the steps of `plan` out: one thread in the manager's controller, working while that one leads."""
+"""Takes the steps of `plan`: a loop in the manager's controller that works while it leads, with a task for each job.
+
+A task that waits for a cluster lets the others go on. It waits only for the clusters whose word its step needs.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from singularity_proxy.protocol import names
 
 from ..contract import job_names, kinds
-from ..controller import apply
-from ..controller.actions import Action, Wait
 from ..controller.forever import Skips, backoff_s, forever
 from ..controller.informer import Informer
 from ..controller.metrics import Metrics
 from ..controller.work_queue import WorkQueue
-from ..errors import Conflict, KubeError, NotFound
+from ..errors import Conflict, KubeError
 from ..job import states
 from ..kube.api import Kube
-from ..kube.client import connect_to
-from ..kube.resources import JOB, POD, WORKLOAD, Object, label, selector
-from . import companions, plan
-from .clusters import Fleet, Worker
+from ..kube.resources import JOB, WORKLOAD, Object, annotation, label, selector
+from . import access, plan
+from .access import Access, AccessProvider
+from .acting import Acting
+from .clusters import Fleet
 from .plan import Site
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,9 @@ log = logging.getLogger(__name__)
 RESYNC_S = 30.0
 REFRESH_S = 5.0
 CONFLICT_DELAY_S = 0.05
+THREADS = 8
+"""Requests at once to the manager's own API server, and one that waits for the queue."""
+T = TypeVar("T")
 
 _Key = tuple[str, str]
 """Namespace and name of a Workload."""
@@ -47,14 +55,15 @@ class MultiKueueReconciler:
         metrics: Metrics,
         leads: Callable[[], bool],
         now: Callable[[], float] = time.time,
-        connector: Callable[[Mapping[str, Any]], Kube] = connect_to,
+        providers: Sequence[AccessProvider] = (),
+        connector: Callable[[Access], Kube] = access.connected,
         noted: Callable[[Object, str], None] = lambda job, text: None,
     ) -> None:
         """`noted` gets a job of the manager and the newest progress of its copy."""
         self._kube, self._check_name, self._metrics, self._leads, self._now = kube, check_name, metrics, leads, now
         self.queue: WorkQueue[_Key] = WorkQueue()
         self._noted = noted
-        self.fleet = Fleet(kube, namespace, self._changed, self._again, connector, self._on_note)
+        self.fleet = Fleet(kube, namespace, self._changed, self._again, providers, connector, self._on_note)
         managed = selector({job_names.LABEL_MANAGED: "true"})
         self.jobs = Informer(kube, JOB, self._on_job, selector=managed)
         self.workloads = Informer(kube, WORKLOAD, self._on_workload, index=_owner)
@@ -63,7 +72,9 @@ class MultiKueueReconciler:
         self._refresh = self._resync = 0.0
         self._stop = threading.Event()
         self._failures: dict[_Key, int] = {}
-        self._provided: dict[_Key, str] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="multikueue")
+        self._acting = Acting(kube, self._here, self.fleet, check_name, metrics, now)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="multikueue", daemon=True)
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -79,6 +90,7 @@ class MultiKueueReconciler:
         self.jobs.stop()
         self.workloads.stop()
         self._thread.join(timeout=10)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- events ---------------------------------------------------------------------------------------------------
     def _changed(self, namespace: str, workload: str) -> None:
@@ -102,16 +114,33 @@ class MultiKueueReconciler:
         self.queue.add((str(workload["metadata"]["namespace"]), str(workload["metadata"]["name"])))
 
     # --- loop -----------------------------------------------------------------------------------------------------
-    def _run(self) -> None:
-        forever(self._stop, self._turn, "multikueue", lambda: self._metrics.add("singularity_errors_total"))
+    async def _here(self, call: Callable[[], T]) -> T:
+        """Return what `call` does with the manager's API server, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _turn(self) -> None:
-        key = self.queue.get(timeout_s=0.5)
+    def _run(self) -> None:
+        loop = asyncio.new_event_loop()
+        surprised = partial(self._metrics.add, "singularity_errors_total")
+        forever(self._stop, lambda: loop.run_until_complete(self._turn()), "multikueue", surprised)
+        loop.run_until_complete(self._end())
+        loop.close()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        key = await self._here(partial(self.queue.claim, 0.5))
         if not self._leads():
             self._resync = 0.0  # whoever takes over looks at everything
+            if key is not None:
+                self.queue.done(key)
             return
         if key is not None:
-            self.handle(key)
+            task = asyncio.get_running_loop().create_task(self.handle(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if self._again_now.is_set():
             self._again_now.clear()
             self._refresh = self._resync = 0.0  # a cluster more or less may be what a job waits for
@@ -132,10 +161,10 @@ class MultiKueueReconciler:
                     found.add((str(job["metadata"]["namespace"]), plan.prebuilt(job)))
         return found
 
-    def handle(self, key: _Key) -> None:
-        """Take the steps that are due; what goes wrong is logged and done again later. Never raises."""
+    async def handle(self, key: _Key) -> None:
+        """Take a step for a claimed key; what goes wrong is logged and done again later. Never raises."""
         try:
-            if self.step(key):
+            if await self.step(key):
                 self.queue.add(key, CONFLICT_DELAY_S)
             self._failures.pop(key, None)
         except Conflict:
@@ -150,9 +179,11 @@ class MultiKueueReconciler:
             else:
                 self._skips.note("multikueue", "/".join(key), error)
             self.queue.add(key, delay)
+        finally:
+            self.queue.done(key)
 
     # --- one job --------------------------------------------------------------------------------------------------
-    def step(self, key: _Key) -> bool:
+    async def step(self, key: _Key) -> bool:
         """Take one step; whether there may be another. Raises KubeError, Conflict: look again."""
         namespace, name = key
         if not (self.jobs.synced.is_set() and self.workloads.synced.is_set()):
@@ -160,31 +191,47 @@ class MultiKueueReconciler:
         workload = self.workloads.get(namespace, name)
         job_name = states.owner_job(workload) if workload is not None else self._name_of_copy(key)
         if job_name is None or kinds.kind_and_name(job_name)[0] is not JOB:
-            return self._strange(key, workload, job_name)
+            return await self._strange(key, workload, job_name)
         job = self.jobs.get(namespace, job_name)
         if job is not None and not states.delegated(job):
             return False
-        workers = self.fleet.workers()
-        sites = [worker.site(namespace, job_name, name) for worker in workers]
+        sites = [worker.site(namespace, job_name, name) for worker in self.fleet.workers()]
         if job is None and all(s.job is None and s.workload is None for s in sites):
             return False
         if job is None:  # not a managed one, or one that is gone
-            job = self._kube.find(JOB, namespace, job_name)
-        self._provide(job, sites)
+            job = await self._here(partial(self._kube.find, JOB, namespace, job_name))
+        await self._acting.provide(job, sites)
         step = self._decide(job, workload, sites)
-        if step is None:
-            return False
         if isinstance(step, (plan.Record, plan.Hand)):
-            self._perform(step, job, sites)  # the version of what it writes on guards it
+            await self._acting.perform(step, job, sites)  # the version of what it writes on guards it
             return True
-        # What cannot be taken back is decided again on what the clusters say now.
-        job = self._kube.find(JOB, namespace, job_name)
-        workload = self._kube.find(WORKLOAD, namespace, name)
-        sites = [worker.look(namespace, job_name, name) for worker in workers]
-        step = self._decide(job, workload, sites)
         if step is not None:
-            self._perform(step, job, sites)
+            step = await self._surely(namespace, job_name, name, sites)
         return step is not None and not isinstance(step, (plan.End, plan.Say, plan.Back))
+
+    async def _surely(self, namespace: str, job_name: str, name: str, copies: Sequence[Site]) -> plan.Step | None:
+        """Decide on what cannot be taken back by what the clusters say now, do it, and return it."""
+        job = await self._here(partial(self._kube.find, JOB, namespace, job_name))
+        workload = await self._here(partial(self._kube.find, WORKLOAD, namespace, name))
+        restores = job is not None and annotation(job, names.ANN_CHECKPOINT) is not None
+        asked: dict[str, Site] = {}
+        while True:
+            sites = [asked.get(site.cluster, site) for site in copies]
+            step = self._decide(job, workload, sites)
+            if step is None:
+                return None
+            if isinstance(step, (plan.Record, plan.Hand)):
+                break
+            open_questions = plan.concerned(step, job, sites) - asked.keys()
+            if not open_questions:
+                break
+            workers = [worker for worker in self.fleet.workers() if worker.name in open_questions]
+            looks = [worker.look(namespace, job_name, name, restores) for worker in workers]
+            asked |= {site.cluster: site for site in await asyncio.gather(*looks)}
+            for gone in open_questions - asked.keys():
+                asked[gone] = Site(gone, reachable=False)
+        await self._acting.perform(step, job, sites)
+        return step
 
     def _decide(self, job: Object | None, workload: Object | None, sites: Sequence[Site]) -> plan.Step | None:
         blind = [Site(name, reachable=False) for name in self.fleet.unconnected()]
@@ -197,7 +244,7 @@ class MultiKueueReconciler:
                 return str(copy["metadata"]["name"])
         return None
 
-    def _strange(self, key: _Key, workload: Object | None, owner: str | None) -> bool:
+    async def _strange(self, key: _Key, workload: Object | None, owner: str | None) -> bool:
         """A Workload of something that is no Job, in a queue that names our check: let it in, unless it is one of ours.
 
         The manager's own Workloads, which have a queue of this cluster, have no copies.
@@ -205,73 +252,14 @@ class MultiKueueReconciler:
         sites = [worker.site(key[0], "", key[1]) for worker in self.fleet.workers()]
         if workload is None or all(site.workload is None for site in sites):
             return False
-        found = kinds.find(self._kube, key[0], owner) if owner else None
+        found = await self._here(partial(kinds.find, self._kube, key[0], owner)) if owner else None
         if found is not None and label(found, job_names.LABEL_MANAGED) == "true":
             step = plan.only_jobs(str(found["kind"]), sites, self._check_name)
         else:
             step = plan.plain(workload, sites, self._check_name)
         if step is not None:
-            self._perform(step, None, sites)
+            await self._acting.perform(step, None, sites)
         return step is not None
-
-    # --- acting ---------------------------------------------------------------------------------------------------
-    def _perform(self, step: plan.Step, job: Object | None, sites: Sequence[Site]) -> None:
-        if isinstance(step, plan.Record):
-            assert job is not None
-            apply.patch_annotations(self._kube, job, step.change)
-            return
-        worker = self.fleet.worker(step.cluster)
-        site = next(s for s in sites if s.cluster == step.cluster)
-        where = {"cluster": step.cluster}
-        if isinstance(step, plan.Hand):
-            assert site.job is not None
-            apply.patch_annotations(worker.kube, site.job, step.change)
-            log.info("handed to cluster %s: %s", step.cluster, ", ".join(sorted(step.change)), extra=where)
-        elif isinstance(step, plan.Drop):
-            assert site.job is not None
-            apply.drop_finalizer(worker.kube, site.job)
-            log.info("Job %s: its records are here, cluster %s may delete it", _name(site.job), step.cluster)
-        elif isinstance(step, plan.End):
-            assert site.job is not None
-            for pod in step.pods:
-                _delete(worker, str(site.job["metadata"]["namespace"]), pod)
-            log.info("Job %s: ending its pods in cluster %s", _name(site.job), step.cluster, extra=where)
-        elif isinstance(step, plan.Say):
-            self._answer(worker, site, Wait(message=step.message))
-        elif isinstance(step, plan.Back):
-            self._answer(worker, site, step.action)
-        else:
-            if job is not None and step.answer.job_annotations:
-                apply.patch_annotations(self._kube, job, step.answer.job_annotations)
-            self._answer(worker, site, replace(step.answer, job_annotations={}))
-
-    def _answer(self, worker: Worker, site: Site, action: Action) -> None:
-        assert site.workload is not None
-        about = {"metadata": site.workload["metadata"]}
-        apply.perform(worker.kube, action, about, site.workload, self._check_name, self._metrics, self._now())
-
-    def _provide(self, job: Object | None, sites: Sequence[Site]) -> None:
-        """What the copy's pods need beside it: the job's Service and ConfigMaps. The copy owns them there."""
-        for site in sites:
-            copy = site.job
-            if job is None or copy is None or copy["metadata"].get("deletionTimestamp"):
-                continue
-            key, uid = (site.cluster, str(copy["metadata"]["uid"])), str(copy["metadata"]["uid"])
-            if key in self._provided:
-                continue
-            worker = self.fleet.worker(site.cluster)
-            for kind, name in companions.needed(job):
-                found = self._kube.find(kind, str(job["metadata"]["namespace"]), name)
-                if found is not None:
-                    companions.create(worker.kube, companions.made_for(found, copy))
-            self._provided[key] = uid
-            if len(self._provided) > 10_000:
-                self._provided.clear()  # they are made again, which changes nothing
-
-
-def _delete(worker: Worker, namespace: str, pod: str) -> None:
-    with contextlib.suppress(NotFound):
-        worker.kube.delete(POD, namespace, pod)
 
 
 def _owner(workload: Object) -> tuple[str, str | None]:

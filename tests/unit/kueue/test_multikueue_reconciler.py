@@ -35,6 +35,7 @@ from kueue_integration.kube.resources import (
     annotation,
 )
 from kueue_integration.multikueue import companions
+from kueue_integration.multikueue.access import Access
 from kueue_integration.multikueue.reconciler import MultiKueueReconciler
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import Needs, to_json
@@ -73,8 +74,8 @@ class Land:
         self.reconciler = self.new()
 
     def new(self) -> MultiKueueReconciler:
-        def connector(config: Any) -> FakeKube:
-            return self.workers[config["server"]]
+        def connector(access: Access) -> FakeKube:
+            return self.workers[access.kubeconfig["server"]]
 
         def noted(job: Object, text: str) -> None:
             self.noted.append((job["metadata"]["uid"], text))
