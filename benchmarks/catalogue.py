@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from . import (
     checkpoint,
     compare,
+    dead_cluster,
     hook,
     large_state,
     leaving,
@@ -44,6 +45,7 @@ GROUPS: Sequence[Group] = (
     loader_move.GROUP,
     state_resize.GROUP,
     running_jobs.GROUP,
+    dead_cluster.GROUP,
     scale.ADMISSION,
     scale.EVICTION,
     ui.GROUP,

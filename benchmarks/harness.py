@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "proxy"
-sys.path.insert(0, str(TESTS))
+_ALL = Path(__file__).resolve().parents[1] / "tests"
+TESTS = _ALL / "unit" / "proxy"
+sys.path[:0] = [str(TESTS), str(_ALL / "support")]
 
 from fake_sidecar import Coordinator, Page  # type: ignore[import-not-found]  # noqa: E402
 from faulty_proxy import FaultyProxy  # type: ignore[import-not-found]  # noqa: E402

@@ -31,12 +31,13 @@ START_S = 90.0
 
 @dataclass(frozen=True)
 class ApiServer:
-    """`folder` holds the kubeconfigs; `etcd` is the URL of its store."""
+    """`folder` holds the kubeconfigs; `etcd` is the URL of its store; `pid` and `etcd_pid` are the two processes."""
 
     url: str
     folder: Path
     etcd: str
     etcd_pid: int
+    pid: int
     _clients: dict[str, ApiKube] = field(default_factory=dict)
 
     def kubeconfig(self, user: str) -> Path:
@@ -102,7 +103,7 @@ def api_server(
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_process(words, folder / f"{name}.log")) for name, words in commands.items()]
-        server = ApiServer(f"https://127.0.0.1:{port}", folder, store, processes[0].pid)
+        server = ApiServer(f"https://127.0.0.1:{port}", folder, store, processes[0].pid, processes[1].pid)
         _until_ready(server, processes)
         if users:
             _allow(server.kube(), users, allowed)

@@ -49,7 +49,7 @@ LONGEST_FIRST = (
     "test_planner_gains", "test_hostile_loops", "test_cluster_study", "test_hostile_objects", "test_store_ahead",
     "test_planner_any_cluster", "test_controller_chart", "test_localcluster_sandbox", "test_protocol_threads_model",
     "test_cluster_simulator", "test_provider_package", "test_controller_crashes", "test_store_stream",
-    "test_evaluate_dag", "test_cluster_book", "test_podlogs",
+    "test_evaluate_dag", "test_cluster_book", "test_podlogs", "test_multikueue_clusters",
     # They wait by the clock, and come when nothing else uses the processors up.
     "test_mesh_attempts", "test_store_network", "test_mesh_ends", "test_mesh_stay",
 )  # fmt: skip

@@ -17,8 +17,7 @@ from test_multikueue_plan import NAME, copy, local, ran, there
 from kueue_integration.contract import attempt_records, job_names, progress_objects
 from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.errors import Conflict, PlatformError, Unreachable
-from kueue_integration.kube.client import connect_to
+from kueue_integration.errors import Conflict, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import (
     CONFIG_MAP,
@@ -278,13 +277,6 @@ def test_files_of_an_earlier_copy_are_waited_for_until_they_are_gone():
     kube.delete(CONFIG_MAP, NS, "f")
     kube.put(files)  # a user's own, which nobody owns, stays as it is
     companions.create(kube, companions.made_for(files, new))
-
-
-def test_a_kubeconfig_that_would_run_a_program_of_ours_is_refused():
-    with pytest.raises(PlatformError, match="exec"):
-        connect_to({"users": [{"name": "u", "user": {"exec": {"command": "sh"}}}]})
-    with pytest.raises(PlatformError, match="not a kubeconfig"):
-        connect_to({"clusters": []})
 
 
 # --- the workers' own controllers ---------------------------------------------------------------------------------
