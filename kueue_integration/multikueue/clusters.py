@@ -192,6 +192,8 @@ class Fleet:
 
         Nothing is waited for: each cluster is connected to in a thread of its own.
         """
+        for worker in self.workers():
+            worker.nodes.rest()
         if not self.declared.synced.is_set():
             return
         wanted = {str(obj["metadata"]["name"]): obj for obj in self.declared.all()}

@@ -20,11 +20,12 @@ from ..contract import job_names, kinds
 from ..controller.forever import Skips, backoff_s, forever
 from ..controller.informer import Informer
 from ..controller.metrics import Metrics
+from ..controller.snapshot import Job
 from ..controller.work_queue import WorkQueue
 from ..errors import Conflict, KubeError
 from ..job import states
 from ..kube.api import Kube
-from ..kube.resources import JOB, WORKLOAD, Object, annotation, label, selector
+from ..kube.resources import JOB, WORKLOAD, Object, label, selector
 from . import access, plan
 from .access import Access, AccessProvider
 from .acting import Acting
@@ -213,7 +214,7 @@ class MultiKueueReconciler:
         """Decide on what cannot be taken back by what the clusters say now, do it, and return it."""
         job = await self._here(partial(self._kube.find, JOB, namespace, job_name))
         workload = await self._here(partial(self._kube.find, WORKLOAD, namespace, name))
-        restores = job is not None and annotation(job, names.ANN_CHECKPOINT) is not None
+        restores = job is not None and Job.parse(job).text(names.ANN_CHECKPOINT) is not None
         asked: dict[str, Site] = {}
         while True:
             sites = [asked.get(site.cluster, site) for site in copies]
