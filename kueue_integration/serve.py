@@ -57,7 +57,7 @@ async def serve(settings: config.Config) -> None:
     """Run until SIGTERM or SIGINT."""
     metrics, hub = Metrics(), Hub()
     told = vitals.of_requests(metrics)
-    kube = connect(settings.kubeconfig, part=PART, told=told)
+    kube = connect(settings.kubeconfig, timeout_s=settings.request_timeout_s, part=PART, told=told)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(EXTRA_THREADS, thread_name_prefix="extra"))
     hub.attach(loop)

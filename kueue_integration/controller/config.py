@@ -56,6 +56,14 @@ class Config:
         """Of a request about the Lease: one that hangs leaves time for the next round while this replica may act."""
         return self.lease_duration_s * 0.3
 
+    @property
+    def request_timeout_s(self) -> float:
+        """Of any other request: with all that it may take to connect, half as much again, it is shorter than the Lease.
+
+        Workers that all wait for such answers are back before anybody doubts that they live.
+        """
+        return self.lease_duration_s * 0.6
+
 
 def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -> float:
     text = env.get(name, "")

@@ -95,8 +95,10 @@ class LeaseKeeper:
         forever(self._stop, self._round, "lease", pause_s=self._renew_s, longest_s=self._renew_s)
 
     def _round(self) -> None:
+        """A slow answer takes its time from the pause, not from the Lease."""
+        began = time.monotonic()
         self.tick()
-        self._stop.wait(self._renew_s)
+        self._stop.wait(max(0.0, began + self._renew_s - time.monotonic()))
 
     def tick(self) -> None:
         """One round: renew, take over, or look on."""

@@ -3,8 +3,9 @@
 What a task does is elsewhere: `look` for a Job, `planning.rounds` for a plan, `installed` for what the chart brings.
 Plans have a worker of their own: they take long where jobs are many, and no hold waits for them.
 
-A canary says whether jobs are looked at: a task that any worker may take and that does nothing but to come back. One
-worker that waits for a slow answer says nothing, nor does a long plan; a queue that nobody serves does.
+A canary says whether jobs are looked at: a task that any worker may take, before all others, and that does nothing but
+to come back. One worker that waits for a slow answer says nothing, nor does a long plan or a crowd of changes; a queue
+that nobody serves does. A round over all objects waits behind what has changed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .metrics import Metrics, Series
 from .overdue import Overdue
 from .planning.rounds import Rounds
 from .snapshot import Pod
-from .work_queue import WorkQueue
+from .work_queue import Lane, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Reconciler:
         self.world.start()
         self.world.notes.start()
         self._canary_at = time.monotonic()
-        self.queue.add(CANARY)
+        self.queue.add(CANARY, lane=Lane.FIRST)
         for thread in self._threads:
             thread.start()
 
@@ -139,12 +140,12 @@ class Reconciler:
         for handle, objects in ((self._on_workload, self.world.workloads.all()), (self._on_job, self.world.all_jobs())):
             for obj in objects:
                 with self._skips.over("resync", f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"):
-                    handle(obj, False)
+                    handle(obj, False, Lane.LAST)
 
     # --- events -----------------------------------------------------------------------------------------------------
-    def _on_job(self, job: Object, deleted: bool) -> None:
+    def _on_job(self, job: Object, deleted: bool, lane: Lane = Lane.USUAL) -> None:
         namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
-        self.queue.add(Task("job", namespace, name))
+        self.queue.add(Task("job", namespace, name), lane=lane)
         self._plan_soon()
         self._notify(namespace, name, True)
         self._meter.see(job, deleted)
@@ -162,12 +163,12 @@ class Reconciler:
                 self._metrics.add("singularity_unreadable_total", "annotation")
                 log.warning("annotation %s of %s cannot be read: %s", key, name, why)
 
-    def _on_workload(self, workload: Object, deleted: bool) -> None:
+    def _on_workload(self, workload: Object, deleted: bool, lane: Lane = Lane.USUAL) -> None:
         namespace, owner = str(workload["metadata"]["namespace"]), states.owner_job(workload)
         if owner is not None:
-            self.queue.add(Task("job", namespace, owner))
+            self.queue.add(Task("job", namespace, owner), lane=lane)
         elif self.looks.asks(workload):
-            self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])))
+            self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])), lane=lane)
         self._plan_soon()
 
     def _on_pod(self, pod: Object, deleted: bool) -> None:
@@ -195,7 +196,7 @@ class Reconciler:
         try:
             if task == CANARY:  # also where another replica acts: this one may have to take over
                 self._canary_at = time.monotonic()
-                queue.add(CANARY, CANARY_S)
+                queue.add(CANARY, CANARY_S, Lane.FIRST)
             elif self.leads():  # if not: whoever takes over looks at everything
                 self.handle(task)
                 self._metrics.observe("singularity_task_seconds", task.kind, time.monotonic() - began)

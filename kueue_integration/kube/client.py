@@ -36,6 +36,8 @@ PART = "singularityctl"
 WORKER_TIMEOUT_S = 10.0
 """Of a worker cluster of MultiKueue: who waits for it waits in vain when it is dead."""
 CONNECT_TIMEOUT_S = 5.0
+CONNECTS = 2
+"""Times that a connection is tried, each for a quarter of a request's time at most."""
 CONNECTIONS = 64
 """Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
 _UNREADABLE = (config.ConfigException, OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
@@ -55,7 +57,9 @@ def _untold(verb: str, seconds: float, failed: bool) -> None:
 
 
 class ApiKube(Kube):
-    """A real API server behind a `kubernetes.client.ApiClient`. `timeout_s`: the longest silence in an answer.
+    """A real API server behind a `kubernetes.client.ApiClient`.
+
+    `timeout_s`: the longest silence in an answer. Until it begins, a request takes half as much again at most.
 
     `part` of this project: the API server notes it in `managedFields` of what is written, and in its audit log.
     `told` hears of each request: its verb, the seconds until the answer began, and whether the API server failed.
@@ -104,11 +108,11 @@ class ApiKube(Kube):
                 headers=headers,
                 preload_content=not stream,
                 timeout=urllib3.Timeout(
-                    connect=min(CONNECT_TIMEOUT_S, self._timeout_s),
+                    connect=min(CONNECT_TIMEOUT_S, self._timeout_s / 4),
                     read=self._timeout_s if timeout_s is None else timeout_s,
                 ),
                 # Only what certainly never reached the server is repeated here.
-                retries=urllib3.Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.2),
+                retries=urllib3.Retry(connect=CONNECTS - 1, read=0, redirect=0, status=0, other=0, backoff_factor=0.2),
             )
         except urllib3.exceptions.HTTPError as error:
             raise Unreachable(f"{method} {url}: no answer from the API server: {error}") from error

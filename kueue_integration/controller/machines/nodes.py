@@ -22,7 +22,9 @@ KEPT_S = 20.0
 IDLE_S = 600.0
 """Without a question for so long the nodes are followed no more: their kubelets write even when nothing changes."""
 FIRST_S = 20.0
-"""The longest wait for the first list."""
+"""The planner's longest wait for the first list."""
+WORKER_S = 3.0
+"""A worker's: holds wait for it."""
 
 
 class Nodes:
@@ -42,24 +44,29 @@ class Nodes:
         self._lock = threading.Lock()
         self._informer: Informer | None = None
         self._asked = clock()
+        self._began = 0.0
+        """When the first list did."""
 
     @property
     def followed(self) -> bool:
         """Whether there is a copy now."""
         return self._informer is not None
 
-    def all(self) -> Sequence[Object]:
-        """Return all nodes. Raises KubeError: they cannot be followed now, or may not be read."""
+    def all(self, patience_s: float = FIRST_S) -> Sequence[Object]:
+        """Return all nodes. Raises KubeError: they cannot be followed now, or may not be read.
+
+        `patience_s`: for their first list, from its beginning.
+        """
         informer = self._followed()
         if not informer.synced.is_set():
-            informer.tried.wait(FIRST_S)
+            informer.tried.wait(max(0.0, self._began + patience_s - time.monotonic()))
         if informer.synced.is_set() and informer.silent_for() < SILENT_S:
             return informer.all()
         raise informer.error or Unreachable("the nodes have not been listed yet")
 
-    def matching(self, labels: Mapping[str, str]) -> Sequence[Object]:
+    def matching(self, labels: Mapping[str, str], patience_s: float = FIRST_S) -> Sequence[Object]:
         """Return those that have all of `labels`. Raises KubeError as `all`."""
-        return [n for n in self.all() if labels.items() <= (n["metadata"].get("labels") or {}).items()]
+        return [n for n in self.all(patience_s) if labels.items() <= (n["metadata"].get("labels") or {}).items()]
 
     def rest(self) -> None:
         """Give the copy up if nobody has asked for a while."""
@@ -78,6 +85,7 @@ class Nodes:
             self._asked = self._clock()
             if self._informer is None:
                 self._informer = Informer(self._kube, NODE, _nobody_waits, keep=kept.node, skip=self._skip)
+                self._began = time.monotonic()
                 self._informer.start()
             return self._informer
 
@@ -99,15 +107,18 @@ class Machines:
         """None when there is no such flavor, or we may not look. Raises KubeError."""
         with self._lock:
             found = self._kept.get(flavor)
-            if found is None or self._clock() - found[0] >= KEPT_S:
-                found = self._kept[flavor] = (self._clock(), self._look(flavor))
-            return found[1]
+        if found is None or self._clock() - found[0] >= KEPT_S:
+            # Without the lock: a slow answer must not stop workers that ask for another flavor, or not at all.
+            found = self._clock(), self._look(flavor)
+            with self._lock:
+                self._kept[flavor] = found
+        return found[1]
 
     def _look(self, name: str) -> FlavorMachines | None:
         try:
             flavor = self._kube.get(RESOURCE_FLAVOR, None, name)
             labels = (flavor.get("spec") or {}).get("nodeLabels") or {}
-            nodes = self._nodes.matching(labels)
+            nodes = self._nodes.matching(labels, WORKER_S)
         except NotFound:
             return None
         except Forbidden as error:

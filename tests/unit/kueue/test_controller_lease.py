@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
 
 import pytest
@@ -13,6 +15,7 @@ from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.errors import Conflict, Unreachable
 from kueue_integration.kube import server_time
+from kueue_integration.kube.client import CONNECTS
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import LEASE
 
@@ -241,3 +244,31 @@ def test_one_request_that_hangs_leaves_time_for_the_next_while_the_replica_may_a
         FakeKube(), "ns", "lease", "me", found.lease_duration_s, found.lease_renew_s, lambda: True, lambda leads: None
     )
     assert found.lease_timeout_s + found.lease_renew_s < one._acts_s
+
+
+def test_every_request_is_shorter_than_the_lease(tmp_path):
+    """With all that it may take to connect."""
+    found = Config("me", "ns", tmp_path, Settings())
+    for longest in (found.lease_timeout_s, found.request_timeout_s):
+        assert longest * (1 + CONNECTS / 4) < found.lease_duration_s
+
+
+def test_a_slow_answer_takes_its_time_from_the_pause():
+    kube, written, slow = FakeKube(EMPTY), [], threading.Event()
+    write = kube.replace
+
+    def late(obj):
+        slow.wait(0.15)
+        written.append(time.monotonic())
+        return write(obj)
+
+    kube.replace = late
+    one = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 10, 0.3, lambda: True, lambda leads: None)
+    one.start()
+    end = time.monotonic() + 20
+    while len(written) < 12:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    one.stop()
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(written[2:]))
+    assert gaps[len(gaps) // 2] < 0.4

@@ -15,7 +15,7 @@ from kueue_integration.controller.cache import World
 from kueue_integration.controller.errors import ConfigError
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.work_queue import WorkQueue
+from kueue_integration.controller.work_queue import Lane, WorkQueue
 from kueue_integration.errors import Gone, NotFound, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
@@ -54,6 +54,26 @@ def test_an_addition_wakes_a_waiting_worker():
     queue.add("a")
     thread.join(timeout=5)
     assert got == ["a"]
+
+
+def test_what_is_looked_at_only_to_be_sure_waits_behind_all_else():
+    queue: WorkQueue[str] = WorkQueue()
+    for name in "abc":
+        queue.add(name, lane=Lane.LAST)
+    queue.add("change")
+    queue.add("canary", lane=Lane.FIRST)
+    queue.add("b")
+    assert len(queue) == queue.due() == 5
+    assert [queue.get(1) for _ in range(5)] == ["canary", "change", "b", "a", "c"]
+    assert queue.get(0) is None
+
+
+def test_a_round_over_all_objects_leaves_their_appointments():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.2)
+    queue.add("a", lane=Lane.LAST)
+    assert len(queue) == 1 and queue.get(1) == "a"
+    assert queue.get(0) is None and queue.get(5) == "a"
 
 
 # --- informer -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 
 import controller_scene as scene
@@ -14,8 +15,9 @@ from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.reconciler import Reconciler, Task
+from kueue_integration.controller.reconciler import CANARY_S, WORKERS, Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.controller.work_queue import Lane
 from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.guard import names as guards
 from kueue_integration.kube import server_time
@@ -195,6 +197,37 @@ def test_own_writes_are_waited_for_by_version_and_not_for_ever():
     assert mine.behind(old) == 0.0
     mine.note([(new, new)])
     assert mine.behind(new) == 0.0, "a write that changed nothing has no event"
+
+
+def test_neither_a_crowd_nor_slow_answers_keep_the_canary(monkeypatch):
+    """More tasks than can be done in the time, and all workers but one wait for an answer."""
+    reconciler = Reconciler(FakeKube(), Settings(regrow="none"), Metrics())
+    answer, waiting = threading.Event(), threading.Semaphore(0)
+
+    def handle(task):
+        if task.name.startswith("slow"):
+            waiting.release()
+            assert answer.wait(30)
+        else:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(reconciler, "handle", handle)
+    for number in range(WORKERS - 1):
+        reconciler.queue.add(Task("job", NS, f"slow-{number}"), lane=Lane.FIRST)
+    reconciler.leads = lambda: True
+    reconciler.start()
+    for _ in range(WORKERS - 1):
+        assert waiting.acquire(timeout=10)
+    for number in range(3000):
+        reconciler.queue.add(Task("job", NS, f"crowd-{number}"))
+    silent, end = [], time.monotonic() + 4
+    while time.monotonic() < end:
+        silent.append(reconciler.silent_for())
+        time.sleep(0.05)
+    left = reconciler.queue.due()
+    answer.set()
+    reconciler.stop()
+    assert left > 2000 and max(silent) < 2.5 * CANARY_S
 
 
 def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch):
