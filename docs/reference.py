@@ -167,25 +167,6 @@ def annotations() -> str:
     )
 
 
-def metrics() -> str:
-    sources = "kueue_integration/controller/metrics.py", "kueue_integration/controller/vitals.py"
-    kinds = {"COUNTERS": "counter", "GAUGES": "gauge", "HISTOGRAMS": "histogram"}
-    rows: list[tuple[str, ...]] = []
-    for node in [node for source in sources for node in ast.parse((ROOT / source).read_text()).body]:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
-            kind = kinds.get(node.target.id.lstrip("_"))
-            for key, value in zip(node.value.keys, node.value.values, strict=True):
-                if kind and isinstance(value, ast.Tuple) and key is not None:
-                    labels = ast.literal_eval(value.elts[1])
-                    shown = ", ".join(f"`{label}`" for label in labels)
-                    rows.append((f"`{ast.literal_eval(key)}`", kind, shown, str(ast.literal_eval(value.elts[0]))))
-    return (
-        f"# Metrics of the controller\n\n{NOTE.format('` and `'.join(sources))}\n"
-        + table(("metric", "type", "labels", "meaning"), sorted(rows))
-        + "\nThe page [Metrics](../metrics.md) says how to scrape them and which alerts are worth having.\n"
-    )
-
-
 def exit_codes() -> str:
     from singularity_proxy.protocol.exit_codes import markdown
 
@@ -217,7 +198,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/train-spec.md": train_spec,
     "reference/chart-values.md": chart_values,
     "reference/annotations.md": annotations,
-    "reference/metrics.md": metrics,
     "reference/exit-codes.md": exit_codes,
     "project/evidence.md": evidence,
 }

@@ -16,10 +16,9 @@ from pathlib import Path
 PACKAGES = ("airflow_provider", "gpukit", "kueue_integration", "localcluster", "proxy", "singularity_train")
 GENERATED = ("reference/", "../reference/", "cli/", "../cli/", "project/evidence.md")
 """Folders of docs/ that the site's own hooks fill; mkdocs checks links to them."""
-NAMES_TESTS = ("faults.md", "project/evidence-faults.md", "project/reviews.md")
+NAMES_TESTS = ("project/evidence-faults.md", "project/reviews.md")
 """Pages of docs/ whose tables name tests."""
 SVG = "{http://www.w3.org/2000/svg}"
-EXIT_CODES = "proxy/singularity_proxy/protocol/exit_codes.py"
 PROSE = {
     ("kueue_integration/controller/attempt_history.py", "Preempted to accommodate"),
     ("kueue_integration/doctor/probe.py", " is supported"),
@@ -31,8 +30,6 @@ PROSE = {
     ("airflow_provider/narrate.py", "not tried"),
     ("airflow_provider/start_point.py", "earlier run"),
     ("airflow_provider/podlogs.py", "[rank 0] "),
-    (EXIT_CODES, "<!-- exit codes: made by python -m singularity_proxy.protocol.exit_codes -->"),
-    (EXIT_CODES, "<!-- exit codes: end -->"),
 }
 """(file, text): of another program that says it nowhere else; what is itself tried; a value or a mark of ours."""
 TEXT_METHODS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "count"}

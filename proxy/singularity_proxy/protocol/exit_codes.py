@@ -1,16 +1,13 @@
 """The exit codes of a training container: the cause, the result for the Job, and the text for the user. One table.
 
 It is the source of the pod failure policy (`failure_rules` of `kueue_integration`). Launcher and sidecar end with its
-codes, and `status` explains them. The section "Exit codes" of docs/faults.md comes from it, too (`python -m
-singularity_proxy.protocol.exit_codes` writes it).
+codes, and `status` explains them. The reference page of exit codes is generated from the same table.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 Action = Literal["Complete", "Ignore", "Count", "FailJob"]
@@ -117,11 +114,6 @@ def explained(message: str) -> str:
     return message if code is None else f"{of(code).reads}. Kubernetes: {message}"
 
 
-BEGIN: Final = "<!-- exit codes: made by python -m singularity_proxy.protocol.exit_codes -->"
-END: Final = "<!-- exit codes: end -->"
-DOCS: Final = Path(__file__).parents[3] / "docs/faults.md"
-
-
 def markdown() -> str:
     """The table for people."""
     lines = [
@@ -132,21 +124,3 @@ def markdown() -> str:
         code = "any other" if row.code is None else str(row.code)
         lines.append(f"| {code} | {row.happened} | {row.action} | {row.then} | {row.reads or '-'} |")
     return "\n".join(lines)
-
-
-def written_into(text: str) -> str:
-    """`text` of the page with the table as it has to be. Raises ValueError where the page has no place for it."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no place for the table: wanted the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
-
-
-def main() -> int:
-    DOCS.write_text(written_into(DOCS.read_text()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

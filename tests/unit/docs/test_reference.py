@@ -64,16 +64,6 @@ def test_every_annotation_is_explained(reference: ModuleType) -> None:
     assert len(re.findall(r"\| annotation \|", page)) == len(names)
 
 
-def test_every_metric_is_in_the_reference(reference: ModuleType) -> None:
-    from kueue_integration.controller.metrics import Metrics
-
-    page = reference.metrics()
-    text = Metrics().text() if hasattr(Metrics, "text") else ""
-    for name in re.findall(r"# TYPE (singularity_\w+) ", str(text)):
-        assert name in page or f"{name}_total" in page
-    assert page.count("| `singularity_") > 20
-
-
 def test_every_exit_code_is_in_the_reference(reference: ModuleType) -> None:
     from singularity_proxy.protocol.exit_codes import TABLE
 
@@ -98,7 +88,7 @@ def test_a_picture_opens_in_full_size_and_a_file_of_the_repository_is_a_name() -
 
 def test_the_pages_of_the_commands_stand_below_that_of_singularityctl(reference: ModuleType) -> None:
     class Config:
-        nav = ({"Reference": [{"singularityctl": "singularityctl.md"}, {"Metrics": "reference/metrics.md"}]},)
+        nav = ({"Reference": [{"singularityctl": "singularityctl.md"}, {"Exit codes": "reference/exit-codes.md"}]},)
 
     (section,) = reference.on_config(Config()).nav
     first, *below = section["Reference"][0]["singularityctl"]

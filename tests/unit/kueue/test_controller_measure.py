@@ -200,7 +200,14 @@ def test_the_reconciler_measures_what_it_sees():
     assert kube.find(JOB, scene.NS, "train") is not None
 
 
-def test_every_metric_is_documented():
-    known = {*metrics_module._COUNTERS, *metrics_module._GAUGES, *metrics_module._HISTOGRAMS}
-    documented = set(re.findall(r"`(singularity_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    assert documented == known
+def test_every_metric_is_documented_with_its_type_and_its_labels():
+    counters, gauges, histograms = metrics_module._COUNTERS, metrics_module._GAUGES, metrics_module._HISTOGRAMS
+    tables = {"counter": counters, "gauge": gauges, "histogram": histograms}
+    known = {name: (kind, labels) for kind, table in tables.items() for name, (_, labels, *_) in table.items()}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| (`singularity_.*?) \| (\w+) \| (.*?)\| .* \|$", page, re.M)
+    documented = {name: (kind, shown) for names, kind, shown in rows for name in re.findall(r"`(\w+)`", names)}
+    assert {name: kind for name, (kind, _) in documented.items()} == {name: kind for name, (kind, _) in known.items()}
+    for name, (_, labels) in known.items():
+        shown = documented[name][1]
+        assert all(f"`{label}`" in shown for label in labels) and bool(labels) == bool(shown), name

@@ -100,14 +100,6 @@ def test_what_is_read_of_a_job_that_has_failed() -> None:
     assert exit_codes.explained("it was late") == "it was late"
 
 
-def test_the_page_has_the_table() -> None:
-    """Else: python -m singularity_proxy.protocol.exit_codes"""
-    text = exit_codes.DOCS.read_text()
-    assert exit_codes.written_into(text) == text
-    with pytest.raises(ValueError, match="no place for the table"):
-        exit_codes.written_into("a page")
-
-
 def test_adopted_jobs_have_the_same_rules() -> None:
     (replicated,) = trainjob.runtime(PLATFORM)["spec"]["template"]["spec"]["replicatedJobs"]
     rules = json.dumps(replicated["template"]["spec"]["podFailurePolicy"])
