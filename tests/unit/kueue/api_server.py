@@ -100,7 +100,7 @@ class Policies:
         with contextlib.suppress(AlreadyExists):
             group, _, version = obj["apiVersion"].rpartition("/")
             where = obj["metadata"].get("namespace")
-            kind = Kind(obj["kind"], group, version, _plural(obj["kind"]), where is not None)
+            kind = Kind(obj["kind"], group, version, plural(obj["kind"]), where is not None)
             self.admin._json("POST", kind.path(where), body=obj)
 
     def eventually(self, holds: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
@@ -160,5 +160,5 @@ class Policies:
         return ""
 
 
-def _plural(kind: str) -> str:
+def plural(kind: str) -> str:
     return f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
