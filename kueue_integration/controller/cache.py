@@ -78,6 +78,7 @@ class World(Copies):
         on_queue: Changed = _ignore,
         skips: Skips | None = None,
         all_pods: bool = False,
+        on_node: Changed = _ignore,
     ) -> None:
         self._on_job, self._on_pod = on_job, on_pod
         self._skips = skips or Skips(Metrics())
@@ -97,7 +98,7 @@ class World(Copies):
         self.notes = Notes(kube)
         self.progress = Informer(kube, PROGRESS, self.notes.seen, optional=True, keep=kept.note, skip=skip)
         self.beside = (self.progress,)
-        self.nodes = Nodes(kube, skip)
+        self.nodes = Nodes(kube, skip, changed=on_node)
         self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}
         self.informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
 

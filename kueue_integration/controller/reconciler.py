@@ -31,6 +31,7 @@ from .machines.nodes import Machines
 from .measure import Meter, live_gauges
 from .metrics import Metrics, Series
 from .overdue import Overdue
+from .planning.node_watch import NodeWatch
 from .planning.rounds import Rounds
 from .snapshot import Pod
 from .work_queue import Lane, WorkQueue
@@ -83,7 +84,11 @@ class Reconciler:
         self.plans: WorkQueue[Task] = WorkQueue()
         self._skips = Skips(metrics)
         places = settings.planner.defragmentation.mode != "none"
-        self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips, places)
+        self._node_watch = NodeWatch(settings.planner.cordon, self._node_leaves)
+        self.world = World(
+            kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips, places,
+            self._node_watch.changed,
+        )  # fmt: skip
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube, self.world.nodes).of, metrics, now)
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
@@ -133,7 +138,8 @@ class Reconciler:
 
     def everything(self) -> None:
         """Look at every object again: after taking over, and now and then."""
-        self.world.nodes.rest()
+        if not self._rounds.leaves_nodes:
+            self.world.nodes.rest()
         for kind in ("check", "policy", "images"):
             self.queue.add(Task(kind))
         self._plan_soon()
@@ -180,6 +186,11 @@ class Reconciler:
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
         self._plan_soon()
+
+    def _node_leaves(self) -> None:
+        if self._rounds.leaves_nodes:
+            self._rounds.hurry()
+            self.plans.add(Task("plan"))
 
     def _plan_soon(self) -> None:
         self.plans.add(Task("plan"), self._rounds.delay())

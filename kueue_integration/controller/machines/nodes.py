@@ -27,10 +27,14 @@ WORKER_S = 3.0
 """A worker's: holds wait for it."""
 
 
+def _nobody_waits(node: Object, deleted: bool) -> None:
+    """Do nothing: who asks looks again after a while."""
+
+
 class Nodes:
     """Our copy of the cluster's nodes: made at the first question, given up when none has come for `IDLE_S`.
 
-    `clock` gives seconds that only grow. Thread-safe.
+    `clock` gives seconds that only grow. `changed` hears of each change while there is a copy. Thread-safe.
     """
 
     def __init__(
@@ -38,9 +42,10 @@ class Nodes:
         kube: Kube,
         skip: Callable[[str, str, Exception], None] = told,
         clock: Callable[[], float] = time.monotonic,
+        changed: Callable[[Object, bool], None] = _nobody_waits,
     ) -> None:
         self._kube, self._clock = kube, clock
-        self._skip = skip
+        self._skip, self._changed = skip, changed
         self._lock = threading.Lock()
         self._informer: Informer | None = None
         self._asked = clock()
@@ -84,14 +89,10 @@ class Nodes:
         with self._lock:
             self._asked = self._clock()
             if self._informer is None:
-                self._informer = Informer(self._kube, NODE, _nobody_waits, keep=kept.node, skip=self._skip)
+                self._informer = Informer(self._kube, NODE, self._changed, keep=kept.node, skip=self._skip)
                 self._began = time.monotonic()
                 self._informer.start()
             return self._informer
-
-
-def _nobody_waits(node: Object, deleted: bool) -> None:
-    """Do nothing: who asks looks again after a while."""
 
 
 class Machines:

@@ -76,6 +76,16 @@ class Rounds:
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
         self._others_at = self._tidied_at = -planner.every_s
+        self._hurried = False
+
+    @property
+    def leaves_nodes(self) -> bool:
+        """Whether jobs are to leave nodes that go."""
+        return cordon.NAME in self._act
+
+    def hurry(self) -> None:
+        """Have the next plan look at nodes and ask every policy, whenever that was last done."""
+        self._hurried = True
 
     def delay(self) -> float:
         """Seconds until the next plan: soon, but planning as a whole stays within its share of the worker."""
@@ -98,7 +108,8 @@ class Rounds:
         others = len(self._act) > len(self._usual) or bool(self._dry)
         if others:
             every_s = self._settings.planner.every_s
-            if self._clock() - self._others_at >= every_s:
+            if self._hurried or self._clock() - self._others_at >= every_s:
+                self._hurried = False
                 self._others_at, act, dry = self._clock(), self._act, self._dry
                 if LOOK_AT_NODES & {*act, *dry}:
                     nodes = self._nodes()
