@@ -13,6 +13,7 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHo
 
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.client import ApiKube, Kube
+from kueue_integration.kube.credentials import OfClient
 
 PART = "airflow-provider-singularity"
 """How the API server knows this program: in its audit log, and in `managedFields` of what it writes."""
@@ -28,7 +29,7 @@ def connect(conn_id: str) -> tuple[Kube, str]:
 
 def opened(hook: KubernetesHook) -> tuple[Kube, str]:
     """What `connect` returns, of a hook that has been looked at."""
-    return ApiKube(hook.get_conn(), part=PART), hook.get_namespace() or "default"
+    return ApiKube(OfClient(hook.get_conn()), part=PART), hook.get_namespace() or "default"
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.kube.client import ApiKube
 from kueue_integration.kube.resources import (
@@ -61,6 +62,10 @@ class Federation:
     workers: Mapping[str, ApiServer]
     providers: Sequence[AccessProvider] = ()
     reconciler: MultiKueueReconciler | None = field(default=None, init=False)
+    world: World = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.here)
 
     @property
     def here(self) -> ApiKube:
@@ -72,8 +77,9 @@ class Federation:
 
     def start(self) -> None:
         """Start the manager's part of the controller. All declared clusters that answer are known when it returns."""
+        self.world.start()
         self.reconciler = MultiKueueReconciler(
-            self.here, KUEUE, CHECK, Metrics(), lambda: True, providers=self.providers
+            self.here, self.world, KUEUE, CHECK, Metrics(), lambda: True, providers=self.providers
         )
         self.reconciler.start()
 
@@ -183,6 +189,7 @@ def federation(
         finally:
             if made.reconciler is not None:
                 made.reconciler.stop()
+                made.world.stop()
 
 
 def _furnish(kube: ApiKube) -> None:

@@ -17,7 +17,7 @@ from .contract import job_names, kinds
 from .errors import NotFound
 from .kube import conflicts
 from .kube.api import Kube
-from .kube.client import connect
+from .kube.credentials import connect
 from .kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, admission_checks, finished, label
 
 TRIES = 5

@@ -14,7 +14,7 @@ from singularity_proxy.protocol import names
 from .contract import job_names
 from .errors import SingularityError
 from .kube.api import Kube
-from .kube.client import connect
+from .kube.credentials import connect
 from .kube.resources import SECRET
 
 KEEP = {"helm.sh/resource-policy": "keep", "argocd.argoproj.io/sync-options": "Prune=false"}

@@ -24,7 +24,7 @@ from .controller.sidecar_api.http import Api, Hub, health_app
 from .errors import SingularityError
 from .job import states
 from .kube import server_time
-from .kube.client import connect
+from .kube.credentials import connect
 from .kube.resources import finished
 from .multikueue import access
 from .multikueue.reconciler import MultiKueueReconciler
@@ -94,6 +94,7 @@ async def serve(settings: config.Config) -> None:
     if settings.multikueue_namespace:
         multikueue = MultiKueueReconciler(
             kube,
+            reconciler.world,
             settings.multikueue_namespace,
             settings.settings.check_name,
             metrics,

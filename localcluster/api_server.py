@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kueue_integration.kube.client import ApiKube, connect
+from kueue_integration.kube.client import ApiKube
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import Kind, Object
 
 from .errors import LocalClusterError

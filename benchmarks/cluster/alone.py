@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import Object
 from localcluster import cluster, registry
 from localcluster.config import cache_dir

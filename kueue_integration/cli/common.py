@@ -10,7 +10,8 @@ from click.shell_completion import CompletionItem
 
 from ..contract import kinds
 from ..errors import SingularityError
-from ..kube.client import ApiKube, connect, namespace_of
+from ..kube.client import ApiKube
+from ..kube.credentials import connect, namespace_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -32,7 +32,7 @@ def told(kind: str, name: str, error: Exception) -> None:
 
 
 class Informer:
-    """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed.
+    """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed; others may `listen`, too.
 
     `keep`: returns the parts of an object that are kept in memory. `index`: the values under which `indexed` finds it.
     `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time. `skip(kind,
@@ -54,7 +54,7 @@ class Informer:
         self.kind = kind
         self._selector = selector
         self._optional = optional
-        self._on_change = on_change
+        self._listeners = [on_change]
         self._index = index
         self._keep = keep
         self._skip = skip
@@ -124,12 +124,17 @@ class Informer:
 
     def _tell(self, obj: Object, deleted: bool) -> None:
         """An error of a listener about one object must not end the thread: all later events would be missed."""
-        try:
-            self._on_change(obj, deleted)
-        except Exception as error:
-            self._skip(self.kind.name, "/".join(_key(obj)), error)
+        for on_change in self._listeners:
+            try:
+                on_change(obj, deleted)
+            except Exception as error:
+                self._skip(self.kind.name, "/".join(_key(obj)), error)
 
     # --- running --------------------------------------------------------------------------------------------------
+    def listen(self, on_change: Callable[[Object, bool], None]) -> None:
+        """Tell another part of the same changes. Before `start`: of all; later, of those that are still to come."""
+        self._listeners = [*self._listeners, on_change]
+
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"informer-{self.kind.plural}", daemon=True).start()
 

@@ -1,47 +1,31 @@
-"""`ApiKube`: the facade `Kube` over a real API server, and `connect`, which makes one.
-
-The kubernetes client does the hard parts (kubeconfig, exec credentials, token rotation, TLS). Its generated models are
-not used, because they drop fields that they do not know.
-"""
+"""`ApiKube`: the facade `Kube` over a real API server. `credentials` has what connects to one."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import urllib3
-import yaml
-from kubernetes import client, config
 
 from singularity_proxy.protocol import VERSION, decode
 
-from ..errors import PlatformError, Unreachable
+from ..errors import Unreachable
 from .answers import LISTEN_S, broken_watch, refusal, verb, watch_query
 from .api import Kube, with_precondition
 from .resources import POD, Kind, Object, kind_of
 
-__all__ = ["ApiKube", "Kube", "connect"]
+__all__ = ["ApiKube", "Kube"]
 
-DEFAULT_NAMESPACE = "default"
-IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_TIMEOUT_S = 30.0
 PART = "singularityctl"
-WORKER_TIMEOUT_S = 10.0
-"""Of a worker cluster of MultiKueue: who waits for it waits in vain when it is dead."""
 CONNECT_TIMEOUT_S = 5.0
 CONNECTS = 2
 """Times that a connection is tried, each for a quarter of a request's time at most."""
-CONNECTIONS = 64
-"""Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
-_UNREADABLE = (config.ConfigException, OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
-"""What the client raises for a kubeconfig that is not there, or not one."""
 PAGE = 500
 """Most objects in one part of a list, as in client-go."""
 FIRST_PAGE = 25
@@ -52,12 +36,27 @@ PAGE_BYTES = 8 << 20
 Told = Callable[[str, float, bool], None]
 
 
-def _untold(verb: str, seconds: float, failed: bool) -> None:
+def untold(verb: str, seconds: float, failed: bool) -> None:
     return None
 
 
+class Credentials(Protocol):
+    """An API server, and how to prove to it who we are."""
+
+    @property
+    def server(self) -> str:
+        """Its URL."""
+
+    @property
+    def pool(self) -> urllib3.PoolManager:
+        """Connections that know whom to trust and, where that is the proof, the client's certificate."""
+
+    def headers(self) -> Mapping[str, str]:
+        """Of the next request: tokens are exchanged while a program runs."""
+
+
 class ApiKube(Kube):
-    """A real API server behind a `kubernetes.client.ApiClient`.
+    """A real API server.
 
     `timeout_s`: the longest silence in an answer. Until it begins, a request takes half as much again at most.
 
@@ -66,19 +65,18 @@ class ApiKube(Kube):
     """
 
     def __init__(
-        self, api_client: Any, timeout_s: float = REQUEST_TIMEOUT_S, part: str = PART, told: Told = _untold
+        self, credentials: Credentials, timeout_s: float = REQUEST_TIMEOUT_S, part: str = PART, told: Told = untold
     ) -> None:
-        self._api = api_client
-        self._api.user_agent = f"{part}/{VERSION}"
+        self.credentials = credentials
+        self._agent = f"{part}/{VERSION}"
         self._told = told
-        self.server = str(api_client.configuration.host)
+        self.server = credentials.server
         self._timeout_s = timeout_s
-        self._pool: urllib3.PoolManager = api_client.rest_client.pool_manager
 
     @property
     def has_token(self) -> bool:
         """Whether its requests carry a token."""
-        return bool(self._api.configuration.api_key.get("BearerToken"))
+        return any(name.lower() == "authorization" for name in self.credentials.headers())
 
     def _request(
         self,
@@ -91,17 +89,16 @@ class ApiKube(Kube):
         timeout_s: float | None = None,
         accept: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": accept, **self._api.default_headers}
+        headers = {"Accept": accept, **self.credentials.headers(), "User-Agent": self._agent}
         if body is not None:
             headers["Content-Type"] = content_type
         params = [(key, str(value)) for key, value in (query or {}).items() if value is not None]
-        self._api.update_params_for_auth(headers, params, ["BearerToken"])
         url = self.server + path
         if params:
             url += "?" + urlencode(params)
         began, status = time.monotonic(), 0
         try:
-            response = self._pool.request(
+            response = self.credentials.pool.request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body).encode(),
@@ -269,99 +266,3 @@ def _decoded(method: str, path: str, data: bytes) -> Object:
 def _next_page(count: int, size: int) -> int:
     """Return how many objects to ask for after a part with `count` objects in `size` bytes."""
     return max(1, min(PAGE, PAGE_BYTES * count // max(1, size)))
-
-
-def connect(
-    kubeconfig: str | None = None,
-    context: str | None = None,
-    timeout_s: float = REQUEST_TIMEOUT_S,
-    part: str = PART,
-    told: Told = _untold,
-) -> ApiKube:
-    """A client for the cluster of `kubeconfig`, else of $KUBECONFIG, else of the pod we run in, else of ~/.kube/config.
-
-    `timeout_s`, `part`, `told`: as in ApiKube. Raises PlatformError when none of them is there.
-    """
-    configuration = client.Configuration()
-    configuration.connection_pool_maxsize = max(CONNECTIONS, configuration.connection_pool_maxsize)
-    try:
-        if _in_pod() and kubeconfig is None and context is None:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
-    except _UNREADABLE as error:
-        raise PlatformError(
-            f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster of a checkout: "
-            "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
-        ) from error
-    return ApiKube(client.ApiClient(configuration), timeout_s, part, told)
-
-
-def namespace_of(kubeconfig: str | None = None, context: str | None = None) -> str:
-    """Return the namespace that kubectl would use with these flags: the context's, the pod's own, `default`.
-
-    Only files are read. A kubeconfig that cannot be read is for `connect` to complain about.
-    """
-    if _in_pod() and kubeconfig is None and context is None:
-        try:
-            return IN_POD_NAMESPACE.read_text().strip() or DEFAULT_NAMESPACE
-        except OSError:
-            return DEFAULT_NAMESPACE
-    try:
-        # The client reads the variable once, when it is imported.
-        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig or os.environ.get("KUBECONFIG"))
-    except _UNREADABLE:
-        return DEFAULT_NAMESPACE
-    found = active if context is None else next((c for c in contexts if c.get("name") == context), None)
-    return str(((found or {}).get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
-
-
-def _in_pod() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
-
-
-def connect_to(kubeconfig: Mapping[str, Any], programs: bool = False) -> ApiKube:
-    """A client for the cluster of a kubeconfig that somebody has put into the cluster as data.
-
-    `programs`: a user's `exec` is the platform's own and may be run for a token. Raises PlatformError that names the
-    field: it cannot be used, reads a file of ours, runs a program, or does not verify whom it talks to. Kueue refuses
-    the same (`validateKubeconfig` in multikueuecluster.go, 0.19.2).
-    """
-    refused = {key: fix for key, fix in _REFUSED.items() if not (programs and key == "exec")}
-    for part, inner in (("users", "user"), ("clusters", "cluster")):
-        for each in kubeconfig.get(part) or ():
-            given = each.get(inner) or {}
-            for name in sorted(key for key in refused.keys() & given.keys() if given[key]):
-                raise PlatformError(f"{part} {each.get('name')!r}: {inner}.{name} is refused: {refused[name]}")
-            if inner == "cluster" and not given.get("server"):
-                raise PlatformError(
-                    f"{part} {each.get('name')!r}: cluster.server is missing: give the API server's URL"
-                )
-    configuration = client.Configuration()
-    try:
-        config.load_kube_config_from_dict(dict(kubeconfig), client_configuration=configuration)
-    except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
-        raise PlatformError(f"not a kubeconfig: {error}") from error
-    proxies = [c["cluster"].get("proxy-url") for c in kubeconfig["clusters"] if c["name"] == _cluster_name(kubeconfig)]
-    configuration.proxy = next(filter(None, proxies), None)  # the client's loader leaves it out
-    return ApiKube(client.ApiClient(configuration), WORKER_TIMEOUT_S, part="singularity-multikueue")
-
-
-_TOKEN = "give a token or client-certificate-data and client-key-data"  # noqa: S105 - a sentence
-_REFUSED = {
-    "exec": f"{_TOKEN}, or name a ClusterProfile in the MultiKueueCluster",
-    "auth-provider": _TOKEN,
-    "tokenFile": _TOKEN,
-    "username": _TOKEN,
-    "password": _TOKEN,
-    "client-certificate": _TOKEN,
-    "client-key": _TOKEN,
-    "certificate-authority": "give certificate-authority-data",
-    "insecure-skip-tls-verify": "give certificate-authority-data",
-}
-"""Fields of users and clusters of a kubeconfig, and what to give in their place."""
-
-
-def _cluster_name(kubeconfig: Mapping[str, Any]) -> str | None:
-    current = kubeconfig.get("current-context")
-    return next((c["context"]["cluster"] for c in kubeconfig["contexts"] if c["name"] == current), None)

@@ -18,7 +18,8 @@ from singularity_proxy.protocol import decode
 
 from ..errors import NotFound, PlatformError
 from ..kube.api import Kube
-from ..kube.client import ApiKube, connect_to
+from ..kube.client import ApiKube
+from ..kube.credentials import connect_to
 from ..kube.resources import CLUSTER_PROFILE, SECRET, Object
 
 KUBECONFIG_KEY = "kubeconfig"

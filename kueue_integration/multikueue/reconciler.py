@@ -17,15 +17,15 @@ from typing import TypeVar
 from singularity_proxy.protocol import names
 
 from ..contract import job_names, kinds
+from ..controller.cache import World
 from ..controller.forever import Skips, backoff_s, forever
-from ..controller.informer import Informer
 from ..controller.metrics import Metrics
 from ..controller.snapshot import Job
 from ..controller.work_queue import WorkQueue
 from ..errors import Conflict, KubeError
 from ..job import states
 from ..kube.api import Kube
-from ..kube.resources import JOB, WORKLOAD, Object, label, selector
+from ..kube.resources import JOB, WORKLOAD, Object, label
 from . import access, plan
 from .access import Access, AccessProvider
 from .acting import Acting
@@ -46,11 +46,15 @@ _Key = tuple[str, str]
 
 
 class MultiKueueReconciler:
-    """`kube` is the manager's API server, `namespace` that of its Kueue. `now`: the server's time, Unix seconds."""
+    """`kube` is the manager's API server, `namespace` that of its Kueue. `now`: the server's time, Unix seconds.
+
+    `world`: the copies of the manager's own objects, which whoever has made them starts and stops.
+    """
 
     def __init__(
         self,
         kube: Kube,
+        world: World,
         namespace: str,
         check_name: str,
         metrics: Metrics,
@@ -65,9 +69,9 @@ class MultiKueueReconciler:
         self.queue: WorkQueue[_Key] = WorkQueue()
         self._noted = noted
         self.fleet = Fleet(kube, namespace, self._changed, self._again, providers, connector, self._on_note)
-        managed = selector({job_names.LABEL_MANAGED: "true"})
-        self.jobs = Informer(kube, JOB, self._on_job, selector=managed)
-        self.workloads = Informer(kube, WORKLOAD, self._on_workload, index=_owner)
+        self.jobs, self.workloads = world.jobs, world.workloads
+        self.jobs.listen(self._on_job)
+        self.workloads.listen(self._on_workload)
         self._skips = Skips(metrics)
         self._again_now = threading.Event()
         self._refresh = self._resync = 0.0
@@ -80,16 +84,12 @@ class MultiKueueReconciler:
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        self.jobs.start()
-        self.workloads.start()
         self.fleet.start()
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self.fleet.stop()
-        self.jobs.stop()
-        self.workloads.stop()
         self._thread.join(timeout=10)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -261,10 +261,6 @@ class MultiKueueReconciler:
         if step is not None:
             await self._acting.perform(step, None, sites)
         return step is not None
-
-
-def _owner(workload: Object) -> tuple[str, str | None]:
-    return str(workload["metadata"]["namespace"]), states.owner_job(workload)
 
 
 def _key(workload: Object) -> _Key:

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.credentials import connect
 from kueue_integration.spec.platform_config import PlatformConfig, load
 from localcluster import cluster as local
 from localcluster import host, registry

@@ -21,7 +21,8 @@ from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.jobs.status import describe
 from kueue_integration.kube import server_time
-from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import POD, condition
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.follow import running_pods

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import garbage
 import pytest
@@ -17,7 +17,8 @@ from shell import Shell
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Conflict, Invalid, KubeError
 from kueue_integration.kube import server_time
-from kueue_integration.kube.client import MERGE_PATCH, ApiKube, connect
+from kueue_integration.kube.client import MERGE_PATCH, ApiKube, Credentials
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import JOB, LEASE, POD
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -48,12 +49,22 @@ def sets(turn: int) -> Iterator[dict[str, str]]:
         yield found
 
 
+class Impersonating:
+    """Credentials of an administrator who speaks as our controller."""
+
+    def __init__(self, own: Credentials) -> None:
+        self._own, self.server, self.pool = own, own.server, own.pool
+
+    def headers(self) -> Mapping[str, str]:
+        return {**self._own.headers(), "Impersonate-User": CONTROLLER}
+
+
 class Guarded:
     """A client that may write what the guard policies keep for the controller: the readers alone must be enough."""
 
     def __init__(self, stage: Stage, namespace: str) -> None:
         self._kube: ApiKube = connect(str(stage.cluster.kubeconfig))
-        self._kube._api.default_headers["Impersonate-User"] = CONTROLLER
+        self._kube.credentials = Impersonating(self._kube.credentials)
         self._namespace = namespace
 
     def spoil(self, turn: int) -> int:
@@ -73,11 +84,11 @@ class Guarded:
             '{"manager":"x","operation":"Update","apiVersion":"batch/v1","time":"2020-01-01T00:00:00Z",'
             f'"fieldsType":"FieldsV1","fieldsV1":{deep}}}'
         )
-        answer = self._kube._pool.request(
+        answer = self._kube.credentials.pool.request(
             "PATCH",
-            self._kube._api.configuration.host + JOB.path(self._namespace, "hostile-1"),
+            self._kube.server + JOB.path(self._namespace, "hostile-1"),
             body=f'{{"metadata":{{"managedFields":[{entry}]}}}}'.encode(),
-            headers={**self._kube._api.default_headers, "Content-Type": MERGE_PATCH},
+            headers={**self._kube.credentials.headers(), "Content-Type": MERGE_PATCH},
         )
         assert answer.status == 200, answer.data[:500]
         assert answer.data.count(b'"f:a"') == DEEP

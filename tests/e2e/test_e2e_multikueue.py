@@ -16,7 +16,8 @@ from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import JobStatus
-from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import JOB, POD, WORKLOAD, Object, annotation
 from kueue_integration.spec.platform_config import load
 from localcluster import multikueue

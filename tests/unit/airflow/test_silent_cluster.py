@@ -35,7 +35,8 @@ from airflow_provider.plugin.flights import BusyError, Flights, landed
 from airflow_provider.plugin.live_looks import LiveLooks
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
-from kueue_integration.kube.client import Kube, connect_to
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.credentials import connect_to
 from kueue_integration.kube.fake import FakeKube
 
 TABS = 50

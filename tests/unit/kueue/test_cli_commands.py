@@ -16,7 +16,7 @@ from kueue_integration.cli import common, delete, logs, status, submit, tables
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.jobs.status import summarise
-from kueue_integration.kube import client
+from kueue_integration.kube import credentials
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, SERVICE
 from kueue_integration.spec import platform_config
@@ -342,10 +342,10 @@ def test_the_namespace_is_the_contexts(kube: FakeKube, tmp_path: Path, monkeypat
 def test_in_a_pod_the_namespace_is_the_pods(kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.delenv("KUBECONFIG")
-    monkeypatch.setattr(client, "IN_POD_NAMESPACE", tmp_path / "namespace")
-    assert client.namespace_of() == "default"
+    monkeypatch.setattr(credentials, "IN_POD", tmp_path)
+    assert credentials.namespace_of() == "default"
     (tmp_path / "namespace").write_text("team\n")
-    assert client.namespace_of() == "team"
+    assert credentials.namespace_of() == "team"
 
 
 def test_status_watch_ends_with_the_job(kube: FakeKube) -> None:

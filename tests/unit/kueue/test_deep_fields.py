@@ -32,10 +32,9 @@ def test_managed_fields_of_thousands_of_levels_hide_nobody(server: ApiServer) ->
         f'"fieldsType":"FieldsV1","fieldsV1":{deep}}}'
     )
     tenant = server.kube(TENANT)
-    answer = tenant._pool.request(
+    answer = tenant.credentials.pool.request(
         "PATCH", server.url + JOB.path(SPACE, "hostile"), body=f'{{"metadata":{{"managedFields":[{entry}]}}}}'.encode(),
-        headers={**tenant._api.default_headers, "Content-Type": "application/merge-patch+json",
-                 "Authorization": f"Bearer token-of-{TENANT}"},
+        headers={**tenant.credentials.headers(), "Content-Type": "application/merge-patch+json"},
     )  # fmt: skip
     assert answer.status == 200 and answer.data.count(b'"f:a"') == 5000, "this API server does not store it any more"
     try:

@@ -11,7 +11,7 @@ from kubernetes import config
 from airflow_provider import cluster
 from kueue_integration import serve
 from kueue_integration.kube.aio import AsyncKube
-from kueue_integration.kube.client import connect
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, Object
 
 MADE = {"apiVersion": "v1", "kind": "ConfigMap"}

@@ -26,7 +26,8 @@ from kueue_integration.errors import (
     PlatformError,
     Unreachable,
 )
-from kueue_integration.kube.client import ApiKube, connect
+from kueue_integration.kube.client import ApiKube
+from kueue_integration.kube.credentials import OfClient, connect
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, POD
 
 
@@ -88,7 +89,7 @@ MADE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n", 
 def kube(url: str, **told: Any) -> ApiKube:
     configuration = client.Configuration(host=url)
     configuration.api_key = {"authorization": "Bearer secret"}
-    return ApiKube(client.ApiClient(configuration), part="a-part", **told)
+    return ApiKube(OfClient(client.ApiClient(configuration)), part="a-part", **told)
 
 
 def status(code: int, reason: str, message: str) -> bytes:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kueue_integration.errors import AlreadyExists, Conflict, Forbidden, Gone, Invalid, NotFound
-from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, LEASE, NAMESPACE, POD, SERVICE, WORKLOAD
 

@@ -10,7 +10,7 @@ from rendered import HELM, NO_HELM, render
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import PlatformError
-from kueue_integration.kube.client import connect_to
+from kueue_integration.kube.credentials import connect_to
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CLUSTER_PROFILE, Object
 from kueue_integration.multikueue import access

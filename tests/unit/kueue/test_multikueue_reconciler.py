@@ -15,6 +15,7 @@ from controller_scene import CHECK, NS, pod
 from test_multikueue_plan import NAME, copy, local, ran, there
 
 from kueue_integration.contract import attempt_records, job_names, progress_objects
+from kueue_integration.controller.cache import World
 from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, Unreachable
@@ -70,6 +71,7 @@ class Land:
         self.workers = {name: FakeKube() for name in CLUSTERS}
         self.noted: list[tuple[str, str]] = []
         """UID of the manager's job, and what was told of its progress."""
+        self.world = World(self.manager)
         self.reconciler = self.new()
 
     def new(self) -> MultiKueueReconciler:
@@ -80,10 +82,11 @@ class Land:
             self.noted.append((job["metadata"]["uid"], text))
 
         return MultiKueueReconciler(
-            self.manager, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector, noted=noted
+            self.manager, self.world, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector, noted=noted
         )
 
     def start(self) -> None:
+        self.world.start()
         self.reconciler.start()
         until(lambda: len(self.reconciler.fleet.workers()) == 2, "two clusters are connected to")
         until(lambda: all(w.fresh for w in self.reconciler.fleet.workers()), "the clusters are listed")
@@ -112,6 +115,7 @@ def land() -> Iterator[Land]:
     made = Land()
     yield made
     made.reconciler.stop()
+    made.world.stop()
 
 
 def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):

@@ -11,7 +11,7 @@ from two_controllers import SYSTEM, Cluster, two_controllers
 from kueue_integration.adoption import admission_policy
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
-from kueue_integration.kube.client import connect
+from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import POD_TEMPLATE, SECRET
 
 pytestmark = pytest.mark.timeout(600)
