@@ -113,7 +113,9 @@ def test_a_job_moves_to_the_other_cluster_with_its_checkpoint(world: World) -> N
     training.until_steps(5)
     first = cluster_of(training)
     assert first in world.workers and set(world.running()) == {first}
-    assert json.loads(world.command("status", "mover", "-o", "json"))["cluster"] == first
+    shown = json.loads(world.command("status", "mover", "-o", "json"))
+    # The step is that of the copy's JobProgress in the worker, brought up.
+    assert shown["cluster"] == first and shown["step"] >= 5 and shown["progress"]["attempt"] == 1, shown
     # The whole cluster is taken by somebody more important.
     fill(world.workers[first])
 
