@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the job failed; 2 bad input; 3 the cluster or the platform
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
@@ -74,8 +75,8 @@ def _options_last(args: Sequence[str]) -> list[str]:
     """Return `args` with these options behind the verb, where they are read."""
     front: list[str] = []
     rest = [*args]
-    while rest and rest[0].partition("=")[0] in _ANYWHERE:
-        taken = 1 if "=" in rest[0] else 2
+    while rest and (rest[0].partition("=")[0] in _ANYWHERE or re.match("-n.", rest[0])):
+        taken = 2 if rest[0] in _ANYWHERE else 1
         front, rest = [*front, *rest[:taken]], rest[taken:]
     if not front or not rest or rest[0].startswith("-"):
         return [*args]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..cells import look as library
 from ..cells.look import Checked
 from ..cells.replay import Verdict
 from ..overview.look import look
-from . import EXIT_FAILED, tables
+from . import EXIT_FAILED, formats, tables
 from .common import connection_options, open_cluster
 from .logs import duration
 from .output import echo
@@ -113,7 +112,8 @@ def check(
     there, cluster = library.nodes(kube), look(kube, time.time())
     found = library.checked(said, cluster, there, cluster.at - seconds)
     if as_data:
-        echo(json.dumps({"at": cluster.at, "tenants": [_plain(one, allow) for one in found]}, indent=2))
+        data = {"at": cluster.at, "tenants": [_plain(one, allow) for one in found]}
+        echo(formats.shown("CellsCheck", data, "json"))
     else:
         echo(text(found, allow, rows))
         for note in cluster.notes:

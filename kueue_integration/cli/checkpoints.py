@@ -6,13 +6,11 @@ pod.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
-import yaml
 
 from singularity_proxy.protocol import names
 
@@ -25,13 +23,16 @@ from ..jobs import store_pod
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
 from ..spec import platform_config
-from . import EXIT_FAILED, tables
+from . import EXIT_FAILED, formats, tables
 from .common import cluster_options, job_argument, open_cluster
 from .output import echo
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+    "-o", "--output", type=formats.Output(("table", "json", "yaml")), default="table", show_default=True
+)
+_NAMES = click.option(
+    "-o", "--output", type=formats.Output(("table", "json", "yaml", "name")), default="table", show_default=True
 )
 
 
@@ -78,21 +79,24 @@ def store_options(function: F) -> F:
 @checkpoints.command()
 @job_argument
 @store_options
-@_OUTPUT
+@_NAMES
 def ls(name: str, output: str, **options: Any) -> None:
     """List the checkpoints of a job, newest first.
 
     \b
     Example:
       singularityctl checkpoints ls digits -o json
+      singularityctl checkpoints ls digits -o jsonpath={.items[0].id}
     """
     asker = Asker(name, **options)
     found = asker.listed()
     live = asker.live()
     aside = asker.aside()
     shown = [{**e, "in_use": e["id"] in live, "side_branch": e["id"] in aside} for e in found]
-    if output != "table":
-        _echo(shown, output)
+    if output == "name":
+        echo("\n".join(str(each["id"]) for each in shown), nl=bool(shown))
+    elif output != "table":
+        echo(formats.listed("Checkpoint", shown, output))
     elif not shown:
         echo(f"no checkpoints of job {asker.namespace}/{asker.name} in {asker.url}")
     else:
@@ -118,7 +122,7 @@ def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
     """
     asker = Asker(name, **options)
     found = asker.ask("show", asker.namespace, asker.maker(checkpoint), checkpoint, *asker.digest(checkpoint))
-    _echo(found, "yaml" if output == "table" else output)
+    echo(formats.shown("Checkpoint", found, "yaml" if output == "table" else output))
 
 
 @checkpoints.command()
@@ -147,7 +151,7 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
     question = ("verify", asker.namespace, asker.maker(checkpoint), checkpoint, *asker.digest(checkpoint))
     found = asker.ask(*question, progress=_bar("verified"))
     if output != "table":
-        _echo(found, output)
+        echo(formats.shown("Verification", found, output))
     else:
         verdict = f"{len(found['problems'])} PROBLEMS" if found["problems"] else "all there"
         echo(f"{checkpoint}: {found['objects']} objects, {found['bytes'] / 1e6:.1f} MB, {verdict}")
@@ -182,7 +186,7 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
     what = "plan" if not yes else "delete-ended" if ended else "delete"
     found = asker.ask("gc", asker.namespace, asker.name, str(keep), what, *live)
     if output != "table":
-        _echo(found, output)
+        echo(formats.shown("Collection", found, output))
         return
     gone, stay = found["checkpoints"], found["stay"]
     echo(f"{'deleted' if yes else 'would delete'} {len(gone)} checkpoints: {', '.join(gone) or '-'}")
@@ -389,9 +393,7 @@ class Asker:
     def framework_files(self, checkpoint: str, wanted: framework_files.Wanted) -> framework_files.Exported:
         """Export it there where the store is read. Raises as `jobs.export`."""
         digest = "".join(self.digest(checkpoint))
-        found = framework_files.Stored(
-            self.namespace, self.maker(checkpoint), checkpoint, self.url, digest, self._job
-        )
+        found = framework_files.Stored(self.namespace, self.maker(checkpoint), checkpoint, self.url, digest, self._job)
         if self._in_a_pod():
             echo(f"exporting from {self.url} in a pod of namespace {self.namespace}", err=True)
             return framework_files.in_pod(self.kube, found, wanted, self._timeout)
@@ -433,10 +435,3 @@ def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:
     found = {saved.id} if saved else set()
     found |= {attempts[-1].restored_from or ""} if attempts and attempts[-1].ended_by is None else set()
     return (found | {Pod.parse(pod).checkpoint for pod in pods}) - {""}
-
-
-def _echo(data: Any, output: str) -> None:
-    if output == "json":
-        echo(json.dumps(data, indent=2))
-    else:
-        echo(yaml.safe_dump(data, sort_keys=False), nl=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 import time
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from .. import doctor as library
-from . import EXIT_PLATFORM, tables
+from . import EXIT_PLATFORM, formats, tables
 from .common import cluster_options, open_cluster
 from .output import echo
 
@@ -20,7 +19,9 @@ _INDENT = "      "
 
 @click.command()
 @cluster_options
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=formats.Output(("table", "wide", "json", "yaml")), default="table", show_default=True
+)
 @click.option("--platform", is_flag=True, help="Only what the platform team installs: nothing of a namespace.")
 @click.option("--probe", is_flag=True, help="Also try store and CRIU in a short-lived pod per flavor.")
 @click.option("--gpus", is_flag=True, help="With --probe: also move a GPU's memory, on each flavor with GPUs.")
@@ -66,8 +67,8 @@ def doctor(
     if gpus:
         checks += library.run_gpu_probe(kube, namespace, image, timeout)
     failed = sum(check.status == library.FAIL for check in checks)
-    if output == "json":
-        echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
+    if output not in ("table", "wide"):
+        echo(formats.listed("Check", map(dataclasses.asdict, checks), output))
     else:
         warned = sum(check.status == library.WARN for check in checks)
         echo(render(checks, wide=output == "wide"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,6 +49,17 @@ class Output(_Type):
 def described(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     """Return `data` with what says how to read it."""
     return {"apiVersion": API_VERSION, "kind": kind, **data}
+
+
+def shown(kind: str, data: dict[str, Any], output: str) -> str:
+    """Return one object as `output` wants it."""
+    return text(described(kind, data), output)
+
+
+def listed(kind: str, items: Iterable[dict[str, Any]], output: str) -> str:
+    """Return a list of objects; a template finds them in `items`."""
+    data = [described(kind, each) for each in items]
+    return text({"items": data} if output.startswith(JSONPATH) else data, output)
 
 
 def text(data: Any, output: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ from ..overview import report as library
 from ..overview import shares
 from ..overview.look import look
 from ..overview.shares import JobShare, Shares, TenantShare
-from . import tables
+from . import formats, tables
 from .common import connection_options, open_cluster
 from .logs import duration
 from .output import echo
@@ -27,11 +26,9 @@ JOBS = ["JOB", "NAMESPACE", "QUEUE", "CLASS", "PROMISED", "DELIVERED", "OWED", "
 @click.option("--namespace", "-n", help="Only jobs of this namespace; default: all that you may see.")
 @click.option("--queue", "-q", help="Only this LocalQueue, or the LocalQueues of this ClusterQueue.")
 @click.option("--period", metavar="TIME", help="The last 90s, 10m, 8h or 7d; default: the window of the tiers.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=formats.Output(("table", "json", "yaml")), default="table", show_default=True)
 @click.option("--json", "as_data", is_flag=True, help="The same as -o json.")
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=50, show_default=True, help="Lines of each table at most."
-)
+@click.option("--rows", type=click.IntRange(min=1), default=50, show_default=True, help="Lines of each table at most.")
 def report(
     kubeconfig: str | None,
     context: str | None,
@@ -64,10 +61,11 @@ def report(
     kube = open_cluster(kubeconfig, context)
     cluster = look(kube, time.time(), namespace)
     found = shares.shares(cluster, seconds, library.trainings(cluster, queue))
-    if as_data or output == "json":
-        echo(json.dumps({**shares.as_json(found), "not_seen": list(cluster.notes)}, indent=2))
-    else:
+    output = "json" if as_data else output
+    if output == "table":
         echo(text(found, cluster.notes, rows))
+    else:
+        echo(formats.shown("Shares", {**shares.as_json(found), "not_seen": list(cluster.notes)}, output))
 
 
 def text(found: Shares, missing: Sequence[str] = (), rows: int = 50) -> str:

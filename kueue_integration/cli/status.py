@@ -27,9 +27,7 @@ from .output import echo
 @cluster_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @click.option("-l", "--selector", "labels", metavar="LABELS", help="Only jobs with these labels: team=vision,a=b.")
-@click.option(
-    "-w", "--watch", is_flag=True, help="Print again at every change, until jobs that are named end."
-)
+@click.option("-w", "--watch", is_flag=True, help="Print again at every change, until jobs that are named end.")
 @click.option("-o", "--output", type=formats.Output(), default="table", show_default=True)
 @click.pass_context
 def status(
@@ -118,21 +116,21 @@ def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None) -> l
 
 
 def _data(shown: library.JobStatus) -> dict[str, Any]:
-    return formats.described("JobStatus", decode.plain(shown))
+    found: dict[str, Any] = decode.plain(shown)
+    return found
 
 
 def _show(shown: library.JobStatus, output: str) -> str:
     if output in ("table", "wide"):
         return tables.detail(shown, output == "wide")
-    return shown.name if output == "name" else formats.text(_data(shown), output)
+    return shown.name if output == "name" else formats.shown("JobStatus", _data(shown), output)
 
 
 def _show_all(shown: Sequence[library.JobStatus], namespace: str | None, output: str) -> str:
     if output == "name":
         return "\n".join(one.name if namespace else f"{one.namespace}/{one.name}" for one in shown)
     if output not in ("table", "wide"):
-        data = [_data(one) for one in shown]
-        return formats.text({"items": data} if output.startswith(formats.JSONPATH) else data, output)
+        return formats.listed("JobStatus", map(_data, shown), output)
     if not shown:
         return "no training jobs" + (f" in namespace {namespace}" if namespace else "")
     return tables.jobs_table(shown, output == "wide", named=namespace is None)

@@ -20,7 +20,7 @@ from ..spec import engine, platform_config
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
 from ..spec.validation import MAX_FILES_BYTES
-from . import placement_options
+from . import formats, placement_options
 from .common import cluster_options, open_cluster
 from .output import echo
 from .status import wait_until_final
@@ -162,7 +162,7 @@ def submit(
     else:
         result, start = start_point.submit(kube, spec, config, start_from)
     if output == "json":
-        echo(json.dumps(dataclasses.asdict(result)))
+        echo(json.dumps(formats.described("Submission", dataclasses.asdict(result))))
     else:
         verb = "adopted: it was there already" if result.adopted else f"submitted to queue {spec.queue}"
         pods = f"{spec.workers} workers" + (f" (at least {spec.min_workers})" if spec.min_workers else "")

@@ -13,7 +13,7 @@ from ..errors import KubeError
 from ..overview import report as library
 from ..overview.look import look
 from ..overview.plain import as_json
-from . import tables, top_text
+from . import formats, tables, top_text
 from .common import connection_options, open_cluster
 from .output import echo, printable
 
@@ -29,14 +29,12 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @connection_options
 @click.option("--namespace", "-n", help="Only Workloads and jobs of this namespace; default: all that you may see.")
 @click.option("--queue", "-q", help="Only this ClusterQueue, or this LocalQueue with its ClusterQueue.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=formats.Output(("table", "json", "yaml")), default="table", show_default=True)
 @click.option(
     "-w", "--watch", type=click.FloatRange(min=LEAST_S), is_flag=False, flag_value=EVERY_S, metavar="[SECONDS]",
     help=f"Look again every SECONDS (default {EVERY_S:.0f}) until Ctrl-C.",
 )  # fmt: skip
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each table at most."
-)
+@click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Lines of each table at most.")
 def top(
     kubeconfig: str | None,
     context: str | None,
@@ -58,6 +56,7 @@ def top(
       singularityctl top --watch
       singularityctl top --watch 2
       singularityctl top -o json | python3 -m json.tool
+      singularityctl top -o jsonpath={.waiting[*].name}
 
     On a terminal --watch draws anew; elsewhere reports follow each other, with -o json one to a line.
     While the API server does not answer, --watch asks again.
@@ -73,7 +72,7 @@ def top(
 
     if watch is None:
         report = once()
-        echo(json.dumps(as_json(report), indent=2) if output == "json" else top_text.text(report, rows))
+        echo(_shown(report, output, rows))
         return
     anew = output == "table" and sys.stdout.isatty()
     try:
@@ -81,12 +80,21 @@ def top(
             if trouble:
                 echo(f"{tables.clock(time.time())}  {printable(trouble)}", err=True)
             if found is not None:
-                text = json.dumps(as_json(found)) if output == "json" else f"{top_text.text(found, rows)}\n"
+                if output == "json":
+                    text = json.dumps(formats.described("Overview", as_json(found)))
+                else:
+                    text = _shown(found, output, rows) + ("\n" if output == "table" else "")
                 if anew:
                     click.echo(CLEAR, nl=False)
                 echo(text)
     except KeyboardInterrupt:
         return
+
+
+def _shown(report: library.Overview, output: str, rows: int) -> str:
+    if output == "table":
+        return top_text.text(report, rows)
+    return formats.shown("Overview", as_json(report), output)
 
 
 def looks(
@@ -111,4 +119,3 @@ def looks(
             wait = max(every_s, min(LONGEST_PAUSE_S, every_s * 2.0 ** min(failures - 1, 10)))
             yield None, f"the API server does not answer, trying again in {wait:.0f} s: {error}"
         pause(wait)
-

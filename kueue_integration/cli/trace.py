@@ -14,7 +14,7 @@ from ..job.view import Job
 from ..jobs import move_trace
 from ..jobs.move_trace import Move
 from ..kube.resources import Object
-from . import trace_otlp, trace_svg, trace_text
+from . import formats, trace_otlp, trace_svg, trace_text
 from .common import cluster_options, job_argument, open_cluster
 from .output import echo
 
@@ -24,7 +24,13 @@ from .output import echo
 @cluster_options
 @click.option("--attempt", type=click.IntRange(min=1), help="The move that ended this attempt. Default: the last one.")
 @click.option("--all", "every", is_flag=True, help="All moves whose attempts are still recorded.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "svg", "otlp"]), default="text", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=formats.Output(("text", "json", "yaml", "svg", "otlp")),
+    default="text",
+    show_default=True,
+)
 def trace(
     name: str,
     kubeconfig: str | None,
@@ -59,14 +65,14 @@ def trace(
     if job is None:
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
     chosen = choose(job, name, attempt, every)
-    if output == "json":
-        echo(json.dumps([dataclasses.asdict(move) for move in chosen], indent=2))
-    elif output == "otlp":
+    if output == "otlp":
         echo(json.dumps(trace_otlp.document(job, chosen)))
     elif output == "svg":
         echo(trace_svg.picture(f"{namespace}/{name}", chosen), nl=False)
-    else:
+    elif output == "text":
         echo(trace_text.chart(f"{namespace}/{name}", chosen))
+    else:
+        echo(formats.listed("Move", map(dataclasses.asdict, chosen), output))
 
 
 def choose(job: Object, name: str, attempt: int | None = None, every: bool = False) -> list[Move]:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kueue_samples import PLATFORM, attempt, cluster, job, saved, spec
 
 from kueue_integration import cli
-from kueue_integration.cli import checkpoints
+from kueue_integration.cli import checkpoints, formats
 from kueue_integration.contract import job_names
 from kueue_integration.errors import PlatformError
 from kueue_integration.jobs import store_pod
@@ -90,6 +90,13 @@ def test_ls_show_and_verify(kube: FakeKube, where: str) -> None:
     ]  # fmt: skip
     table = run("ls", "digits", "--where", where).stdout
     assert "digits-a1-g2" in table and "IN USE" in table
+    assert {(e["apiVersion"], e["kind"]) for e in listed} == {(formats.API_VERSION, "Checkpoint")}
+    names = run("ls", "digits", "--where", where, "-o", "name").stdout
+    assert (
+        names.split()
+        == run("ls", "digits", "-o", "jsonpath={.items[*].id}").stdout.split()
+        == [e["id"] for e in listed]
+    )
     assert "architecture: x86_64" in run("show", "digits", "digits-a1-g1", "--where", where).stdout
     verified = run("verify", "digits", "--where", where)
     assert verified.exit_code == 0 and verified.stdout.startswith("digits-a1-g3: 2 objects")
@@ -109,9 +116,7 @@ def test_verify_exits_1_for_what_is_altered(kube: FakeKube, tmp_path: Path) -> N
     assert refused.exit_code == 1 and "1 PROBLEMS" in refused.stdout and "is longer than its" in refused.stdout
 
 
-def test_what_was_replaced_since_its_commit_is_said_and_not_exported(
-    kube: FakeKube, tmp_path: Path, url: str
-) -> None:
+def test_what_was_replaced_since_its_commit_is_said_and_not_exported(kube: FakeKube, tmp_path: Path, url: str) -> None:
     """The store calls it whole: only the Job knows what was committed."""
     store, archive = Store(url), tmp_path / "one.tar"
     forged = dumps(replace(store.read_manifest("default", "digits", "digits-a1-g1"), step=99))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -131,9 +133,29 @@ def test_an_output_that_is_not_known(kube: FakeKube, output: str) -> None:
     assert done.exit_code == 2 and ("not supported" in done.output or "is not one of table, wide" in done.output)
 
 
+def commands(group: click.Group, *above: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command with its name."""
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        assert found is not None
+        yield " ".join((*above, name)), found
+        if isinstance(found, click.Group):
+            yield from commands(found, *above, name)
+
+
+def test_every_command_that_prints_data_takes_the_same_outputs() -> None:
+    """`submit` prints one line: it has nothing for a template."""
+    options = {name: p for name, c in commands(cli.main) for p in c.params if "-o" in p.opts and name != "submit"}
+    assert set(options) >= {"status", "top", "report", "trace", "doctor", "version", "checkpoints ls"}
+    for name, option in options.items():
+        assert isinstance(option.type, formats.Output), name
+        assert {"json", "yaml"} <= set(option.type.words), name
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["-nfar", "status", "e", "-o", "name"],
         ["-n", "far", "status", "e", "-o", "name"], ["--namespace=far", "status", "e", "-o", "name"],
         ["status", "-n", "far", "e", "-o", "name"], ["status", "e", "-o", "name", "-n", "far"],
         ["--kubeconfig", "/nowhere/kubeconfig", "-n", "far", "status", "-o", "name", "e"],

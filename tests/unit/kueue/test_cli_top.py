@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from overview_scene import cluster_queue, local_queue, planner_event, record, training, workload
 
 from kueue_integration import cli
-from kueue_integration.cli import top, top_text
+from kueue_integration.cli import formats, top, top_text
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, KubeError, NotFound, Unreachable
 from kueue_integration.kube.fake import FakeKube
@@ -82,6 +83,9 @@ def test_what_the_planner_did_and_proposes_is_shown_newest_first(kube: FakeKube)
     assert [(s["job"], s["policy"], s["action"], s["done"]) for s in steps] == [
         ("digits", "timeSharing", "pause", False), ("digits", "timeSharing", "pause", True),
     ]  # fmt: skip
+    whole = yaml.safe_load(run("-o", "yaml").stdout)
+    assert (whole["apiVersion"], whole["kind"]) == (formats.API_VERSION, "Overview")
+    assert run("-o", "jsonpath={.planner[*].action}", "--queue", "a").stdout == "pause pause\n"
 
 
 def test_cost_and_promised_device_time_have_lines_where_there_is_a_price_and_a_promise(kube: FakeKube) -> None:

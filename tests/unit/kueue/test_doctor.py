@@ -501,8 +501,10 @@ def test_command_json(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.exit_code == 3
     found = [item for item in json.loads(shown.output) if item["status"] != "ok"]
     assert [(item["name"], item["status"], set(item)) for item in found] == [
-        ("lease", "fail", {"name", "status", "message", "fix"})
+        ("lease", "fail", {"apiVersion", "kind", "name", "status", "message", "fix"})
     ]
+    named = invoke(monkeypatch, kube, "-o", "jsonpath={.items[*].name}")
+    assert named.exit_code == 3 and "lease" in named.output.split()
 
 
 def test_a_long_finding_is_told_in_full_below_its_line(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:

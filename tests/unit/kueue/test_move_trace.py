@@ -8,12 +8,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from kueue_samples import attempt, job
 
 from kueue_integration import cli
+from kueue_integration.cli import formats, trace_svg, trace_text
 from kueue_integration.cli import trace as cli_trace
-from kueue_integration.cli import trace_svg, trace_text
 from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs import move_trace
@@ -255,6 +256,9 @@ def test_for_programs(kube: FakeKube) -> None:
     moves = json.loads(run("digits", "--all", "-o", "json").output)
     assert [(move["left"], move["right"], move["seconds"]) for move in moves] == [(1, 2, 20.0), (2, 3, 15.0)]
     assert moves[0]["spans"][0] == {"phase": "notice", "by": "controller", "start": 0.0, "seconds": 0.25}
+    assert {(move["apiVersion"], move["kind"]) for move in moves} == {(formats.API_VERSION, "Move")}
+    assert run("digits", "-o", "jsonpath={.items[*].seconds}").output == "15.0\n"
+    assert yaml.safe_load(run("digits", "--all", "-o", "yaml").output) == moves
     picture = run("digits", "-o", "svg").output
     assert ElementTree.fromstring(picture).tag.endswith("svg")
 
