@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -119,3 +123,53 @@ def test_singularityctl_runs_and_offers_nothing_that_is_not_there(fresh: Path, t
 def test_the_chart_has_the_version_of_the_wheel() -> None:
     chart = yaml.safe_load((ROOT / "charts/singularity/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (airflow_provider.VERSION, airflow_provider.VERSION)
+
+
+# --- the plugin of kubectl ----------------------------------------------------------------------------------------
+def krew_refuses(manifest: dict[str, Any]) -> list[str]:
+    """What krew itself would say (`ValidatePlugin`, krew 0.4), and what its index asks for beside."""
+    spec, platforms = manifest["spec"], manifest["spec"]["platforms"]
+    rules = {
+        "apiVersion": manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": manifest["kind"] == "Plugin",
+        "name": re.fullmatch(r"[\w-]+", manifest["metadata"]["name"]),
+        "version": re.fullmatch(r"v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?", spec["version"]),
+        "shortDescription": 0 < len(spec["shortDescription"]) <= 50 and len(spec["shortDescription"].splitlines()) == 1,
+        "platforms": platforms,
+        "known fields": spec.keys()
+        <= {"version", "shortDescription", "description", "caveats", "homepage", "platforms"},
+    }
+    for number, each in enumerate(platforms):
+        rules[f"uri {number}"] = each["uri"].startswith("https://") and each["uri"].endswith(".tar.gz")
+        rules[f"sha256 {number}"] = re.fullmatch("[a-f0-9]{64}", each["sha256"])
+        rules[f"bin {number}"] = each["bin"]
+        labels = each["selector"]["matchLabels"]
+        rules[f"selector {number}"] = labels and labels.keys() <= {"os", "arch"}
+    return [name for name, holds in rules.items() if not holds]
+
+
+def test_krew_takes_the_manifest_and_its_archive_runs(wheel: Path, tmp_path: Path) -> None:
+    program = ROOT / "images" / "krew.py"
+    for name in ("first", "second"):
+        run(sys.executable, program, wheel, "https://downloads.example.com/", tmp_path / name, cwd=tmp_path)
+    manifest = yaml.safe_load((tmp_path / "first" / "singularity.yaml").read_text())
+    assert krew_refuses(manifest) == [] and manifest["spec"]["version"] == f"v{airflow_provider.VERSION}"
+    (archive, again) = (next((tmp_path / name).glob("*.tar.gz")).read_bytes() for name in ("first", "second"))
+    assert archive == again, "the archive is not the same when it is made again"
+    platform = manifest["spec"]["platforms"][0]
+    assert platform["sha256"] == hashlib.sha256(archive).hexdigest()
+    assert platform["uri"].rpartition("/")[2] == next((tmp_path / "first").glob("*.tar.gz")).name
+    # As krew installs it: unpacked, and a link in a folder of the PATH.
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(tmp_path / "store", filter="data")
+    link = tmp_path / "bin" / "kubectl-singularity"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "store" / platform["bin"])
+    said = run(link, "version", "--client", cwd=tmp_path, PATH=f"{UV.parent}:/usr/bin:/bin")
+    assert said.split() == ["Client:", airflow_provider.VERSION]
+    without = subprocess.run([link], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+    assert without.returncode == 3 and "needs uv: https://" in without.stderr
+    bad = subprocess.run(
+        [sys.executable, program, wheel, "http://x", tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert bad.returncode == 2 and "url = 'http://x': krew downloads by https" in bad.stderr
