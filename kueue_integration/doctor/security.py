@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..contract import job_names
 from ..errors import Forbidden
-from ..jobs.preflight import POD_SECURITY
+from ..jobs.preflight import POD_SECURITY, unguarded
 from ..kube.api import Kube
 from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, PROGRESS, SERVICE, WORKLOAD, Kind, label
 from . import engines
@@ -61,12 +61,8 @@ def training(kube: Kube, namespace: str) -> Iterator[Check]:
     if marked:
         yield Check("pod guard", OK, f"namespace {namespace}: capabilities are for the launcher only")
         return
-    without = (
-        f"{namespace} has no label {job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}: nothing keeps its pods from"
-    )
-    command = f"kubectl label namespace {namespace} {job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"
-    fix = f"Set it; pods that run are left alone:\n{command}"
-    yield Check("pod guard", WARN, f"{without} hostPath, host namespaces and capabilities", fix)
+    why, _, command = unguarded(namespace).partition(": ")
+    yield Check("pod guard", FAIL, why, f"No job begins here without it. Pods that run are left alone:\n{command}")
 
 
 def permissions(kube: Kube, namespace: str) -> Iterator[Check]:

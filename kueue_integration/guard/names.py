@@ -5,4 +5,5 @@ PODS = "singularity-guard-pods"
 JOBS = "singularity-guard-jobs"
 EXEC = "singularity-guard-exec"
 RECOVERY = "singularity-guard-recovery"
-POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC, RECOVERY)
+NAMESPACES = "singularity-guard-namespaces"
+POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC, RECOVERY, NAMESPACES)

@@ -11,10 +11,11 @@ from pathlib import Path
 import yaml
 
 from ..contract import job_names
+from ..jobs.preflight import unguarded
 from ..kube.resources import JOB, JOBSET, LEASE, POD, TRAINJOB, WORKLOAD, Kind, Object
 from . import ownership, pods
 from .cel import literal
-from .names import ANNOTATIONS, EXEC, JOBS, PODS, RECOVERY
+from .names import ANNOTATIONS, EXEC, JOBS, NAMESPACES, PODS, RECOVERY
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates" / "guard.yaml"
 HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compares). Do not edit. */}}\n"
@@ -23,6 +24,7 @@ _LABELS = "@LABELS@"
 _ACCOUNTS, _IMAGES, _HOST_PATHS, _ANY_EXEC = "@ACCOUNTS@", "@IMAGES@", "@HOST_PATHS@", "@ANY_EXEC@"
 _ENV, _NAMESPACE = "@ENV@", "@NAMESPACE@"
 _TRAINING = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
+_MANAGED = {"matchLabels": {job_names.LABEL_MANAGED: "true"}}
 # Without its parameter the guard would not ask: no pod is better than any pod. The controller makes it again.
 _PARAMETER = {
     "name": job_names.TRUSTED_IMAGES_LEASE,
@@ -170,7 +172,6 @@ def exec_policy() -> Object:
 
 def recovery_policy() -> Object:
     """No pod of ours lets itself be forgotten: the fence takes its object as the proof that it may still write."""
-    ours = {"matchLabels": {job_names.LABEL_MANAGED: "true"}}
     key, of = literal(FORGETTABLE), "dyn({}).?metadata.?annotations.orValue({{}})"
     template = "dyn(object).?spec.?template.?metadata.?annotations.orValue({})"
     found = {
@@ -185,7 +186,7 @@ def recovery_policy() -> Object:
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {
-            "objectSelector": ours,
+            "objectSelector": _MANAGED,
             "resourceRules": [rule(POD, "CREATE", "UPDATE"), rule(JOB, "CREATE")],
         },
         "variables": _variables(found),
@@ -195,6 +196,31 @@ def recovery_policy() -> Object:
                 "message": sentence,
                 "reason": "Forbidden",
             }
+        ],
+    }
+
+
+def namespace_policy() -> Object:
+    """No job of ours begins where the guard of pods is not in force: its namespace lets any pod have capabilities.
+
+    A Job of a JobSet is not asked again: what began before this rule goes on.
+    """
+    marked = f"namespaceObject.metadata.?labels[?{literal(job_names.LABEL_TRAINING)}].orValue('')"
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "objectSelector": _MANAGED,
+            "resourceRules": [rule(kind, "CREATE") for kind in (JOB, JOBSET, TRAINJOB)],
+        },
+        "matchConditions": [
+            {"name": "nobody-owns-it", "expression": "size(object.metadata.?ownerReferences.orValue([])) == 0"}
+        ],
+        "validations": [
+            _said(
+                f"{marked} == {literal(job_names.TRAINING_ENABLED)}",
+                literal(unguarded("@")).replace("@", '" + request.namespace + "'),
+                unguarded("NAMESPACE"),
+            )
         ],
     }
 
@@ -217,6 +243,7 @@ def policies() -> list[Object]:
         JOBS: pod_policy(JOB),
         EXEC: exec_policy(),
         RECOVERY: recovery_policy(),
+        NAMESPACES: namespace_policy(),
     }
     for name, spec in specs.items():
         meta = {"name": name, "labels": _LABELS}

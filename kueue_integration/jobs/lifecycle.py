@@ -44,8 +44,8 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
     Raises SpecError, PlatformError, ConflictError, KubeError.
     """
     objects = render(spec, platform)
-    preflight.cluster(kube, spec)
     if existing(kube, spec) is None:
+        preflight.cluster(kube, spec)
         for obj in objects:
             _create(kube, obj, dry_run=True)
 
@@ -60,9 +60,9 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
     *children, job = render(spec, platform)
     if start is not None:
         job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
-    preflight.cluster(kube, spec)
     adopted = existing(kube, spec)
     if adopted is None:
+        preflight.cluster(kube, spec)
         try:
             found = _create(kube, job)
         except AlreadyExists:  # somebody was faster: perhaps ourselves, before a crash

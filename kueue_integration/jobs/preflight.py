@@ -22,6 +22,7 @@ from ..kube.resources import (
     Kind,
     Object,
     admission_checks,
+    label,
 )
 from ..spec import engine
 from ..spec.train_spec import TrainSpec
@@ -38,8 +39,7 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
     problems = [*_priority(kube, spec), *place_check.problems(kube, spec, target or None)]
     if problems:
         raise SpecError(problems)
-    if not spec.elastic:
-        _pod_security(kube, spec)
+    _namespace(kube, spec)
     _fence(kube, spec.queue, name, target)
 
 
@@ -81,16 +81,30 @@ def _priority(kube: Kube, spec: TrainSpec) -> list[tuple[str, object, str]]:
     return [("priority_class", spec.priority_class, f"is not a WorkloadPriorityClass of this cluster; {there}")]
 
 
-def _pod_security(kube: Kube, spec: TrainSpec) -> None:
+def _namespace(kube: Kube, spec: TrainSpec) -> None:
     namespace = spec.namespace
     found = _readable(kube, NAMESPACE, None, namespace)
-    level = (found["metadata"].get("labels") or {}).get(POD_SECURITY) if isinstance(found, Mapping) else None
-    if level in ("baseline", "restricted"):
+    if not found:
+        return
+    if label(found, job_names.LABEL_TRAINING) != job_names.TRAINING_ENABLED:
+        raise PlatformError(unguarded(namespace))
+    level = label(found, POD_SECURITY)
+    if level in ("baseline", "restricted") and not spec.elastic:
         name = engine.chosen(spec).name
         raise PlatformError(
             f"namespace {namespace!r} enforces Pod Security level {level!r}, which refuses the capabilities that "
             f"engine {name!r} needs; label it {POD_SECURITY}=privileged, use another namespace, or engine 'state'"
         )
+
+
+
+def unguarded(namespace: str) -> str:
+    """Return why no job begins in a namespace without the guard, and the command that puts it in force."""
+    label = f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"
+    return (
+        f"namespace {namespace} has no label {label}, so nothing would keep its pods from hostPath, host namespaces and"
+        f" capabilities: kubectl label namespace {namespace} {label}"
+    )
 
 
 def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from kueue_integration.contract import job_names
 from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, KUEUE_VERSION
+from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, KUEUE_VERSION, Object
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
 from singularity_proxy.protocol import names
@@ -63,12 +63,18 @@ def spec(**changes: Any) -> TrainSpec:
     return TrainSpec(**{**values, **changes})
 
 
+def namespace(name: str = "default") -> Object:
+    """Return a namespace where the guard of pods is in force, as one that trains must be."""
+    labels = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
 def cluster(*extra: Mapping[str, Any]) -> FakeKube:
     """An API server with queue, fence and priority classes, as the chart's samples make them."""
     kueue = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
     fence = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     return FakeKube(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
+        namespace(),
         {
             "apiVersion": kueue, "kind": "LocalQueue", "metadata": {"name": "training", "namespace": "default"},
             "spec": {"clusterQueue": "training"},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException, TaskDeferred
+from kueue_samples import namespace
 from test_train_operator import NAMESPACE, Airflow, _task_runs, kube, operator
 
 from airflow_provider import cluster
@@ -31,7 +32,7 @@ class Played:
     """A task in two clusters, and what was done to it."""
 
     def __init__(self, kube: FakeKube, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-        kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "b"}})
+        kube.put(namespace("b"))
         queue = kube.get(LOCAL_QUEUE, NAMESPACE, "training")
         kube.put({**queue, "metadata": {"name": "training", "namespace": "b"}})
         self.kubes = {"one": kube, "two": FakeKube(*copy.deepcopy(kube.objects()))}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow_fakes import make_attempt
+from kueue_samples import namespace
 from test_train_operator import NAMESPACE, Airflow, _task_runs, airflow, decorated, kube, operator, submit
 
 from airflow_provider import cluster, start_point, taskflow
@@ -437,7 +438,7 @@ def test_what_the_task_came_to_elsewhere_is_not_given_up_in_silence(
 ) -> None:
     """A job begins with checkpoints of its own cluster and namespace only: the next try began at step 0."""
     there = FakeKube(*copy.deepcopy(ending.objects())) if changed == "kubernetes_conn_id" else ending
-    ending.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "b"}})
+    ending.put(namespace("b"))
     queue = ending.get(LOCAL_QUEUE, NAMESPACE, "training")
     ending.put({**queue, "metadata": {"name": "training", "namespace": "b"}})
     monkeypatch.setattr(cluster, "connect", lambda conn_id: (there if conn_id == "b" else ending, "default"))

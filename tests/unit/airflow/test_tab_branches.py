@@ -13,6 +13,7 @@ import db_rows
 import pytest
 from airflow_fakes import NAMESPACE
 from fastapi import HTTPException
+from kueue_samples import namespace
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -70,7 +71,7 @@ def kube() -> FakeKube:
     kueue = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
     fence = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     made = FakeKube(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        namespace(NAMESPACE),
         {
             "apiVersion": kueue, "kind": "LocalQueue", "metadata": {"name": "training", "namespace": NAMESPACE},
             "spec": {"clusterQueue": "all"},

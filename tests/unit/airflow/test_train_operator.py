@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import NEVER_EXPIRE
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, TaskDeferred
 from airflow_fakes import make_attempt
+from kueue_samples import namespace
 from rank_variables import ALL, told
 
 from airflow_provider import cluster, compat, operators, submission
@@ -116,7 +117,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
 
     text = to_json(dataclasses.replace(config, **mounts))
     fake = FakeKube(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        namespace(NAMESPACE),
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -476,7 +477,7 @@ def test_a_clear_waits_for_the_old_pods_and_comes_back(
 
 def test_a_changed_namespace_does_not_leave_the_old_job_behind(kube: FakeKube, airflow: Airflow) -> None:
     submit(airflow)
-    kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-b"}})
+    kube.put(namespace("team-b"))
     queue = {"name": "training", "namespace": "team-b"}
     kube.put(
         {

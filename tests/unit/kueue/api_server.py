@@ -38,9 +38,12 @@ ALLOWED = (
 TEAM = "team"
 """Its namespace."""
 TRAINS = "trains"
-"""One with the label that puts the guard of pods in force."""
+OTHER = "other"
+"""One without the label that puts the guard of pods in force."""
 _LABEL = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
-NAMESPACES: dict[str, dict[str, str]] = {job_names.SYSTEM_NAMESPACE: {}, TEAM: {}, TRAINS: _LABEL, "before": {}}
+NAMESPACES: dict[str, dict[str, str]] = {
+    job_names.SYSTEM_NAMESPACE: {}, TEAM: _LABEL, TRAINS: _LABEL, OTHER: {}, "before": {},
+}  # fmt: skip
 _INSTALLED = (
     "CustomResourceDefinition", "Lease", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip

@@ -278,7 +278,7 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     ),
     "no guard of pods": (
         lambda k: k.patch(NAMESPACE, None, "default", {"metadata": {"labels": {job_names.LABEL_TRAINING: None}}}),
-        "pod guard", "warn", "no label singularity.dev/training=enabled",
+        "pod guard", "fail", "no label singularity.dev/training=enabled",
         "kubectl label namespace default singularity.dev/training=enabled",
     ),
     "no permission": (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kueue_samples import PLATFORM, cluster, spec
+from kueue_samples import PLATFORM, cluster, namespace, spec
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import (
     AlreadyExists,
     Conflict,
@@ -171,6 +172,19 @@ def test_bad_input_creates_nothing(function: Any, changes: dict[str, Any], field
     ((name, _, text),) = raised.value.problems
     assert name == field and fix in text
     assert left(kube) == [] and not [r for r in kube.requests if r[0] == "create"]
+
+
+def test_no_job_begins_where_the_guard_is_not_in_force_and_one_that_lives_goes_on() -> None:
+    kube = cluster()
+    bare = {"metadata": {"labels": {job_names.LABEL_TRAINING: None}}}
+    kube.patch(NAMESPACE, None, "default", bare)
+    with pytest.raises(PlatformError, match=r"kubectl label namespace default singularity\.dev/training=enabled"):
+        lifecycle.submit(kube, spec(), PLATFORM)
+    assert left(kube) == []
+    kube.patch(NAMESPACE, None, "default", namespace())
+    lifecycle.submit(kube, spec(), PLATFORM)
+    kube.patch(NAMESPACE, None, "default", bare)
+    assert lifecycle.submit(kube, spec(), PLATFORM).adopted
 
 
 def test_a_namespace_without_queues() -> None:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 
 import pytest
-from api_server import ADMIN, CONTROLLER, TEAM, TENANT, TRAINS, Policies
+from api_server import ADMIN, CONTROLLER, OTHER, TENANT, TRAINS, Policies
 from kueue_samples import PLATFORM
 from pod_variants import BAD, GOOD, Make, other, ours
 
@@ -15,7 +15,18 @@ from kueue_integration.controller import agent_images
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
 from kueue_integration.guard import policy
-from kueue_integration.kube.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, LEASE, POD, Object
+from kueue_integration.jobs import preflight
+from kueue_integration.kube.resources import (
+    ADMISSION_POLICY,
+    ADMISSION_POLICY_BINDING,
+    JOB,
+    JOBSET,
+    LEASE,
+    POD,
+    TRAINJOB,
+    Kind,
+    Object,
+)
 
 
 def said(call) -> str:
@@ -61,7 +72,7 @@ def test_bad_ones_are_refused_with_a_sentence_and_their_jobs_too(policies: Polic
 
 @pytest.mark.parametrize(("make", "sentence"), BAD.values(), ids=BAD.keys())
 def test_elsewhere_nobody_is_stopped(policies: Policies, make: Make, sentence: str) -> None:
-    policies.admin.create(pod(make(PLATFORM), namespace=TEAM), dry_run=True)
+    policies.admin.create(pod(make(PLATFORM), namespace=OTHER), dry_run=True)
 
 
 def test_a_pod_that_runs_cannot_become_another(policies: Policies) -> None:
@@ -183,3 +194,21 @@ def test_pods_are_let_in_after_a_rollback_and_the_upgrade_again(policies: Polici
         policies.admin.create({**made, "metadata": {"name": name, "labels": made["metadata"].get("labels", {})}})
     policies.eventually(lambda: said(lambda: policies.admin.create(stranger, dry_run=True)), "pods are guarded again")
     policies.admin.create(pod(ours(PLATFORM), "good"), dry_run=True)
+
+
+@pytest.mark.parametrize("kind", [JOB, JOBSET, TRAINJOB], ids=lambda kind: kind.name)
+def test_no_job_of_ours_begins_where_pods_are_not_guarded(policies: Policies, kind: Kind) -> None:
+    spec = job(other(PLATFORM))["spec"] if kind is JOB else {}
+
+    def refused(namespace: str, user: str = TENANT, **meta: object) -> str:
+        named = {"name": "begins", "namespace": namespace, "labels": {job_names.LABEL_MANAGED: "true"}, **meta}
+        made = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": named, "spec": spec}
+        return said(lambda: policies.server.kube(user).create(made, dry_run=True))
+
+    for user in (TENANT, ADMIN, CONTROLLER):
+        assert preflight.unguarded(OTHER) in refused(OTHER, user)
+    assert not refused(TRAINS)
+    assert not refused(OTHER, labels={})
+    # A JobSet of before has its Jobs made anew for each attempt.
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "of-before", "uid": "u"}
+    assert not refused(OTHER, ownerReferences=[owner])
