@@ -20,7 +20,13 @@ def write(path: Path, size: int) -> None:
 
 def test_without_a_limit_the_disk_decides(tmp_path: Path) -> None:
     there = room.of(tmp_path, None)
-    assert there.left == os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+
+    def free() -> int:
+        found = os.statvfs(tmp_path)
+        return found.f_bavail * found.f_frsize
+
+    # Others write to this disk at the same time.
+    assert any(free() == room.of(tmp_path, None).left for _ in range(200))
     assert "MiB free" in there.words and "node's disk" in there.fix
 
 
