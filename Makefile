@@ -109,10 +109,13 @@ chart-docs: $(STAMP) ## charts/singularity/README.md, from the chart's values, a
 	$(BIN)/python docs/chart_reference.py
 	$(BIN)/python docs/dashboards.py
 
-lock: $(STAMP) ## take the newest versions that pyproject.toml allows into requirements.lock
+lock: $(STAMP) ## take the newest versions that pyproject.toml allows into requirements.lock, and from there into the images
 	@{ grep '^#' requirements.lock; echo scikit-learn | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
 	  --no-annotate --no-header --no-emit-index-url --extra openlineage --extra kueue --extra proxy --extra dev pyproject.toml -; } >$(VENV)/lock
 	@mv $(VENV)/lock requirements.lock
+	@for image in agent:proxy controller:kueue; do file=images/$${image%:*}.lock; \
+	  { grep '^#' $$file; $(BIN)/python images/extra.py $${image#*:} | $(BIN)/uv pip compile -q --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --no-header --no-emit-index-url -c requirements.lock -; } >$(VENV)/lock && mv $(VENV)/lock $$file; done
 
 clean: ## remove build outputs and the virtual environment; clusters and the cache outside the checkout stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)

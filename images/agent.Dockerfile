@@ -16,8 +16,8 @@ RUN /opt/singularity/build/collect-launcher /opt/singularity/launcher
 ARG PIP_CERT
 ARG PIP_INDEX_URL
 ARG HTTPS_PROXY
-COPY pyproject.toml images/install-extra /opt/singularity/build/
-RUN /opt/singularity/build/install-extra proxy
+COPY images/agent.lock images/install-locked /opt/singularity/build/
+RUN /opt/singularity/build/install-locked /opt/singularity/build/agent.lock
 
 COPY images/install-agent /opt/singularity/bin/
 COPY images/add-code images/start /opt/singularity/build/

@@ -9,8 +9,8 @@ RUN python3 -c "import ensurepip" \
 ARG PIP_CERT
 ARG PIP_INDEX_URL
 ARG HTTPS_PROXY
-COPY pyproject.toml images/install-extra /opt/singularity/build/
-RUN /opt/singularity/build/install-extra kueue
+COPY images/controller.lock images/install-locked /opt/singularity/build/
+RUN /opt/singularity/build/install-locked /opt/singularity/build/controller.lock
 
 COPY kueue_integration /opt/singularity/app/kueue_integration
 COPY proxy/singularity_proxy/__init__.py /opt/singularity/app/singularity_proxy/

@@ -45,13 +45,13 @@ class Recipe:
 AGENT = Recipe(
     "singularity-agent",
     "images/agent.Dockerfile",
-    ["proxy/singularity_proxy", "singularity_train", "pyproject.toml"]
-    + [f"images/{name}" for name in ("add-code", "collect-launcher", "install-agent", "install-extra", "start")],
+    ["proxy/singularity_proxy", "singularity_train"]
+    + [f"images/{n}" for n in ("add-code", "agent.lock", "collect-launcher", "install-agent", "install-locked", "start")],
 )
 CONTROLLER = Recipe(
     "singularity-controller",
     "images/controller.Dockerfile",
-    ["kueue_integration", "pyproject.toml", "images/install-extra"]
+    ["kueue_integration", "images/controller.lock", "images/install-locked"]
     + [f"proxy/singularity_proxy/{name}" for name in ("__init__.py", "protocol")],
 )
 TRAIN = Recipe("singularity-train", "images/train.Dockerfile", [])

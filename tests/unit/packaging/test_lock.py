@@ -38,3 +38,18 @@ def test_every_package_has_digests_and_no_address() -> None:
     assert len(packages) > 100
     assert not [package.split()[0] for package in packages if "--hash=sha256:" not in package]
     assert "://" not in LOCK
+
+
+@pytest.mark.parametrize(("image", "extra"), [("agent", "proxy"), ("controller", "kueue")])
+def test_an_image_installs_the_same_pins_by_digest(image: str, extra: str) -> None:
+    def packages(text: str) -> dict[str, str]:
+        found = re.split(r"(?m)^(?=[A-Za-z0-9])", text)[1:]
+        return {one.split(";")[0].split()[0]: "\n".join(sorted(re.findall("--hash=\\S+", one))) for one in found}
+
+    lock = (ROOT / f"images/{image}.lock").read_text()
+    pins, whole = packages(lock), packages(LOCK)
+    assert pins and pins.items() <= whole.items(), "run `make lock`"
+    assert all(pins.values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = {canonicalize_name(Requirement(text).name) for text in project["optional-dependencies"][extra]}
+    assert needs <= {canonicalize_name(name.split("==")[0]) for name in pins}, "run `make lock`"
