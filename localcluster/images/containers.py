@@ -45,8 +45,8 @@ class Recipe:
 AGENT = Recipe(
     "singularity-agent",
     "images/agent.Dockerfile",
-    ["proxy/singularity_proxy", "singularity_train"]
-    + [f"images/{n}" for n in ("add-code", "agent.lock", "collect-launcher", "install-agent", "install-locked", "start")],
+    ["proxy/singularity_proxy", "singularity_train", "images/agent.lock"]
+    + [f"images/{name}" for name in ("add-code", "collect-launcher", "install-agent", "install-locked", "start")],
 )
 CONTROLLER = Recipe(
     "singularity-controller",
