@@ -59,6 +59,7 @@ SUBJECT_REVIEW: Final = Kind(
 )
 NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False)
 DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments")
+DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 ADMISSION_POLICY: Final = Kind(
     "ValidatingAdmissionPolicy",
     "admissionregistration.k8s.io",
@@ -115,6 +116,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         SUBJECT_REVIEW,
         NODE,
         DEPLOYMENT,
+        DISRUPTION_BUDGET,
         ADMISSION_POLICY,
         ADMISSION_POLICY_BINDING,
         WORKLOAD,

@@ -48,6 +48,8 @@ class Cordon:
     """Types of node conditions that count like a cordon while they are True."""
     taints: list[str] = field(default_factory=lambda: [*ENDING])
     """Keys of taints of nodes that are about to go: nothing waits there, whatever the effect of the taint."""
+    disruption_budgets: bool = True
+    """Whether the Eviction API waits until a job has left its node."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...contract import kinds
@@ -30,6 +30,7 @@ from ..forever import Skips
 from ..hold import Settings
 from ..metrics import Metrics
 from .carry_out import CarryOut, Perform
+from .disruption_budgets import DisruptionBudgets
 from .look import Eyes, Seen
 from .node_health import NodeHealth
 from .report import Report
@@ -65,6 +66,7 @@ class Rounds:
         self._kube, self._world, self._settings, self._now, self._clock = kube, world, settings, now, clock
         self._eyes, self._report = Eyes(world, skips), Report(kube, metrics)
         self._carry_out = CarryOut(kube, perform, settings.max_budget_s)
+        self._budgets = DisruptionBudgets(kube, self._report)
         planner, acting = settings.planner, chosen(settings.planner, "act")
         self._usual = always(settings, acting)
         self._act = in_order({**acting, **self._usual})
@@ -130,6 +132,7 @@ class Rounds:
         if introspection.NAME in asked:
             for flavor in introspection.unpriced(seen.snapshot, self._settings.planner.prices):
                 self._report.remark(introspection.NAME, f"leaves flavor {flavor} alone: planner.prices has none for it")
+        self._keep_budgets(seen, asked)
         self._dry_run(seen, dry)
         self._really(seen, act, again)
 
@@ -152,6 +155,13 @@ class Rounds:
         except KubeError as error:
             self._report.trouble(cordon.NAME, f"cannot see nodes: {error}", None, self._now())
             return ()
+
+    def _keep_budgets(self, seen: Seen, asked: Collection[str]) -> None:
+        """Who empties a node waits for the jobs that are to leave it."""
+        if not (self.leaves_nodes and self._settings.planner.cordon.disruption_budgets):
+            self._budgets.withdraw(seen.snapshot.now)
+        elif cordon.NAME in asked:
+            self._budgets.keep(seen)
 
     def _with_cohorts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
         """With the cohorts that are part of a tree. Where they cannot be seen, each may be one."""
@@ -223,6 +233,8 @@ class Rounds:
         except (RequestRefusedError, PlatformError, JobNotFoundError) as error:
             self._arbiter.undo(ruling)
             self._report.refused(ruling, str(error), seen.snapshot.now)
+            if proposal.policy == cordon.NAME:
+                self._budgets.leave_out(seen.snapshot.jobs[proposal.job])
             return
         except Exception:
             self._arbiter.undo(ruling)

@@ -55,6 +55,11 @@ def evacuate(snapshot: ClusterSnapshot, leaving: Mapping[str, str], policy: str)
     return found
 
 
+def would_leave(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Return whether the job would be saved and moved if its node had to go, as far as is known."""
+    return job.held and not job.unsaved and not _stays(snapshot, job)
+
+
 def _could_go(snapshot: ClusterSnapshot, job: Job, policy: str) -> bool:
     """Whether it can be saved and moved now, or is about to be. One that cannot keeps nobody else on its node."""
     busy = job.busy is not None and job.busy.policy != policy

@@ -160,6 +160,7 @@ def test_the_controllers_rights_are_exactly_these():
         *(("jobset.x-k8s.io", "jobsets", verb) for verb in ("get", "list", "watch", "patch")),
         *(("trainer.kubeflow.org", "trainjobs", verb) for verb in ("get", "list", "watch", "patch")),
         *(("", "pods", verb) for verb in ("list", "watch")),
+        *(("policy", "poddisruptionbudgets", verb) for verb in ("list", "delete")),
         *((kueue, "workloads", verb) for verb in ("get", "list", "watch", "patch")),
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
         (kueue, "resourceflavors", "get"),
@@ -194,6 +195,17 @@ def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
     assert of("planner.defragmentation.mode=act")[1] == some  # it moves by the same request
     lends, rights = of("planner.lending.mode=act", "planner.lending.expectSeconds=600")
     assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, {("cohorts", "list")})
+
+
+def test_only_a_cordon_that_acts_may_make_budgets():
+    def budgets(mode):
+        rules = render(f"planner.cordon.mode={mode}")["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
+        return {verb for rule in rules if "poddisruptionbudgets" in rule["resources"] for verb in rule["verbs"]}
+
+    assert budgets("none") == budgets("propose") == {"list", "delete"}, "those of an earlier setting"
+    assert budgets("act") == {"list", "delete", "create", "patch"}
+    objects = render("planner.cordon.mode=act", "planner.cordon.disruptionBudgets=false")
+    assert config.planner(controller_env(objects)).cordon.disruption_budgets is False
 
 
 def test_only_a_health_that_taints_may_write_nodes():
