@@ -101,6 +101,28 @@ def test_a_second_replica_takes_over_before_the_holds_are_void(monkeypatch):
     assert not one.leads
 
 
+@pytest.mark.parametrize("late", [0.0, 0.3, 0.7])
+def test_a_take_over_leaves_three_seconds_however_the_rounds_fall(monkeypatch, late):
+    """By the rounds that it plans itself, begun at any time after the last renewal, and all of them `late`."""
+    moment = [0.0]
+    monkeypatch.setattr("kueue_integration.controller.lease.time.monotonic", lambda: moment[0])
+    for tenth in range(20):
+        kube = FakeKube(EMPTY)
+        one, two = (
+            LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, name, 10, 2.0, lambda: True, lambda leads: None)
+            for name in "ab"
+        )
+        moment[0] = 100.0
+        one.tick()
+        moment[0] += tenth / 10 * (1.0 + late) / 2
+        while not two.leads:
+            began = moment[0]
+            two.tick()
+            moment[0] = two.next_round(began) + late
+        assert began - 100.0 < 7.1 + 2 * late, (tenth, began)
+        assert not one.leads
+
+
 def test_after_a_slow_answer_everything_is_looked_at_again():
     """While the Lease was not ours for certain, the worker dropped its tasks."""
     kube, changes = FakeKube(EMPTY), []
