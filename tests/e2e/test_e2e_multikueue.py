@@ -115,7 +115,7 @@ def test_a_job_moves_to_the_other_cluster_with_its_checkpoint(world: World) -> N
     assert first in world.workers and set(world.running()) == {first}
     shown = json.loads(world.command("status", "mover", "-o", "json"))
     # The step is that of the copy's JobProgress in the worker, brought up.
-    assert shown["cluster"] == first and shown["step"] >= 5 and shown["progress"]["attempt"] == 1, shown
+    assert shown["cluster"] == first and shown["step"] >= 5, shown
     # The whole cluster is taken by somebody more important.
     fill(world.workers[first])
 
