@@ -55,6 +55,7 @@ TI = "/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/{map_index}"
 READ = Depends(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))
 EDIT = Depends(requires_access_dag("PUT", DagAccessEntity.TASK_INSTANCE))
 """What Airflow itself asks for clearing or marking a task."""
+NO_XCOMS = "your role may not read the XComs of this Dag, where it is kept: ask for Airflow's right to read XComs"
 ACTION_S = 60.0
 """Nobody waits longer for what a button does. The store of checkpoints may have to be asked by a pod."""
 
@@ -136,14 +137,14 @@ def _action(name: str) -> list[Any]:
 def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     """What Airflow knows: whether the user may act, and the jobs that earlier tries had. Also which job there is and
     what has happened to it, as the task's XCom `lineage` says. `kept` is None before the first XCom, and for one that
-    cannot be read, of which `why` says more. `moves` are those of `singularityctl trace`."""
+    cannot or may not be read, of which `why` says more. `moves` are those of `singularityctl trace`."""
     details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
     can_act = get_auth_manager().is_authorized_dag(
         method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
     )
     claim = data.claim(session, key)
     job = None if claim is None else {name: claim[name] for name in ("namespace", "name", "uid")}
-    kept = data.lineage(session, key)
+    kept = data.lineage(session, key) if _reads_xcoms(user, details) else decode.Unreadable(NO_XCOMS)
     why = kept.why if isinstance(kept, decode.Unreadable) else None
     moves = lineage.moves(kept) if isinstance(kept, dict) else []
     return {
@@ -184,10 +185,13 @@ def runs(
     dag_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> Response:
-    """`{"runs": [...], "unreadable": [...]}`: all training task instances of Dags that the user may read, newest
+    """`{"runs": [...], "unreadable": [...]}`: all training task instances of Dags whose XComs the user may read, newest
     first, and those whose XCom is not a lineage document, with `why`. 304 when a browser has shown what there is: it
     asks so by itself."""
-    readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+    mine = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+    train = listing.dags(session, mine, dag_id)
+    teams = DagModel.get_dag_id_to_team_name_mapping(train, session=session)
+    readable = {each for each in train if _reads_xcoms(user, DagDetails(id=each, team_name=teams.get(each)))}
     found = listing.listed(session, readable, dag_id, limit)
     tag = f'W/"{listing.version(found, time.time())}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
@@ -195,6 +199,12 @@ def runs(
         return Response(status_code=304, headers=headers)
     runs, unreadable = lines.of(session, found)
     return JSONResponse({"runs": runs, "unreadable": unreadable}, headers=headers)
+
+
+def _reads_xcoms(user: Any, details: DagDetails) -> bool:
+    """Whether Airflow would show the user the XComs of this Dag, of which the lineage is one."""
+    manager = get_auth_manager()
+    return manager.is_authorized_dag(method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=user)
 
 
 @app.post(TI + "/actions/checkpoint", dependencies=_action("checkpoint"))

@@ -127,9 +127,7 @@ class Looks:
 
 def _seen(kube: Kube, now: float) -> Seen:
     cluster = look(kube, now, keep=(ANN_TASK,))
-    told = {
-        job.uid: Claim.from_dict(decode.json_value(job.kept.get(ANN_TASK))) for job in cluster.trainings or ()
-    }
+    told = {job.uid: Claim.from_dict(decode.json_value(job.kept.get(ANN_TASK))) for job in cluster.trainings or ()}
     return Seen(overview(cluster), {uid: claim for uid, claim in told.items() if claim is not None})
 
 

@@ -80,6 +80,12 @@ def listed(session: Session, dag_ids: Collection[str], dag_id: str | None, limit
     return [Listed(*row[:5], row[5].isoformat(), row[6]) for row in session.execute(query)]
 
 
+def dags(session: Session, dag_ids: Collection[str], dag_id: str | None = None) -> list[str]:
+    """Those of `dag_ids`, or the one `dag_id` among them, that have training task instances."""
+    query = select(XComModel.dag_id).distinct().where(XComModel.key == "lineage", XComModel.dag_id.in_(dag_ids))
+    return list(session.scalars(query if dag_id is None else query.where(XComModel.dag_id == dag_id)))
+
+
 def version(rows: Iterable[Listed], now: float) -> str:
     """Another text whenever the list may look different. The goodput of a job that lives changes by the minute."""
     rows = list(rows)

@@ -48,7 +48,8 @@ def made(kube: FakeKube, key: TaskKey = KEY) -> dict[str, Any]:
                 "name": claim.name,
                 "namespace": claim.namespace,
                 "labels": {
-                    job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: claim.name,
+                    job_names.LABEL_MANAGED: "true",
+                    job_names.LABEL_JOB: claim.name,
                     job_names.KUEUE_QUEUE_LABEL: "training",
                 },
                 "annotations": {ANN_TASK: json.dumps(claim.to_dict())},
@@ -81,8 +82,10 @@ def test_live_says_at_which_place_in_the_queue_the_job_waits() -> None:
     kube.paths[f"/apis/visibility.kueue.x-k8s.io/v1beta2/{queue}"] = {
         "items": [
             {
-                "metadata": {"name": name, "namespace": NAMESPACE}, "localQueueName": "training",
-                "positionInLocalQueue": place, "positionInClusterQueue": place,
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "localQueueName": "training",
+                "positionInLocalQueue": place,
+                "positionInClusterQueue": place,
             }
             for place, name in enumerate(("other", workload["metadata"]["name"]))
         ]
@@ -332,7 +335,7 @@ def test_a_list_that_is_known_is_not_sent_again(session: Session, monkeypatch: p
     from airflow_provider.plugin import app as plugin_app
 
     readable = {"mine"}
-    manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: readable)
+    manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: readable, is_authorized_dag=lambda **_: True)
     monkeypatch.setattr(plugin_app, "get_auth_manager", lambda: manager)
     add(session, "mine", 1, lineage("Succeeded"))
 
@@ -347,6 +350,41 @@ def test_a_list_that_is_known_is_not_sent_again(session: Session, monkeypatch: p
     assert (again.status_code, again.body) == (304, b"")
     readable.clear()  # asked for each time: what was readable is no argument
     assert json.loads(ask(**known).body) == {"runs": [], "unreadable": []}
+
+
+def test_xcoms_are_shown_to_those_who_may_read_them_in_airflow(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list and what is kept of a task come from XComs: Airflow has a right of its own for these, per Dag."""
+    import json
+
+    from airflow_provider.plugin import app as plugin_app
+
+    asked: list[tuple[str, str, str]] = []
+
+    def is_authorized_dag(method: str, access_entity: Any, details: Any, user: str) -> bool:
+        asked.append((method, access_entity.name, details.id))
+        return access_entity.name != "XCOM" or details.id == "open"
+
+    manager = SimpleNamespace(
+        get_authorized_dag_ids=lambda user, method: {"open", "closed", "other"}, is_authorized_dag=is_authorized_dag
+    )
+    monkeypatch.setattr(plugin_app, "get_auth_manager", lambda: manager)
+    monkeypatch.setattr(plugin_app.DagModel, "get_team_name", lambda dag_id: None)
+    for number, dag in enumerate(("open", "closed")):
+        add(session, dag, number, lineage("Succeeded"))
+    shown = json.loads(bytes(plugin_app.runs(SimpleNamespace(headers={}), "u", session, None, 200).body))
+    assert [row["dag_id"] for row in shown["runs"]] == ["open"] and shown["unreadable"] == []
+    assert ("GET", "XCOM", "other") not in asked  # nothing trains there: nobody has to be asked
+    one = plugin_app.runs(SimpleNamespace(headers={}), "u", session, "closed", 200)
+    assert json.loads(bytes(one.body))["runs"] == []
+    tasks = {row.dag_id: row for row in listing.listed(session, {"open", "closed"}, None, 200)}
+    seen = {
+        dag: plugin_app.context(TaskKey(dag, row.run_id, row.task_id, row.map_index), "u", session)
+        for dag, row in tasks.items()
+    }
+    assert seen["open"]["kept"]["phase"] == "Succeeded" and seen["open"]["why"] is None
+    assert (seen["closed"]["kept"], seen["closed"]["moves"]) == (None, []) and "XComs" in seen["closed"]["why"]
 
 
 def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:

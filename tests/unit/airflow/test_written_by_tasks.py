@@ -108,7 +108,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 
 
 def page(session: Session, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: {"mine"})
+    manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: {"mine"}, is_authorized_dag=lambda **_: True)
     monkeypatch.setattr(app, "get_auth_manager", lambda: manager)
     answer = app.runs(SimpleNamespace(headers={}), "somebody", session, None, 200)  # type: ignore[arg-type]
     return json.loads(bytes(answer.body))  # type: ignore[no-any-return]
