@@ -11,11 +11,16 @@ import yaml
 from ..errors import Forbidden, KubeError, NotFound
 from ..jobs.queue_position import GROUP, VERSIONS
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, DEPLOYMENT, selector
+from ..kube.resources import CONFIG_MAP, DEPLOYMENT, Object, pod_spec, selector
 from .check import FAIL, OK, WARN, Check, listing
 
 NEEDED = ("SidecarContainers", "ValidatingAdmissionPolicy", "JobPodReplacementPolicy")
 """Gates of Kubernetes that can still be switched off in 1.33; one that is not listed has become permanent."""
+MISSED = {
+    "PartialAdmission": "jobs never start with fewer workers than they want",
+    "FlavorFungibility": "a job waits for the first flavor of its queue while the next one has room",
+}
+"""Gates of Kueue (beta, on by default) without which something that we promise does not happen."""
 HARMFUL = {
     "ConcurrentAdmission": "training jobs in its queues are refused, because their pods would start without an attempt",
     "FailureRecoveryPolicy": "a pod with kueue.x-k8s.io/safe-to-forcefully-delete may be forgotten while it still"
@@ -75,26 +80,36 @@ def configuration(kube: Kube) -> Mapping[str, Any] | None:
     """Kueue's own configuration; None where the caller may not read it, or it is not where Kueue installs it."""
     labels = {"app.kubernetes.io/name": "kueue", "control-plane": "controller-manager"}
     try:
-        spaces = {str(d["metadata"]["namespace"]) for d in kube.list(DEPLOYMENT, None, selector(labels))}
-        for namespace in sorted(spaces | {"kueue-system"}):
+        running = {str(d["metadata"]["namespace"]): d for d in kube.list(DEPLOYMENT, None, selector(labels))}
+        for namespace in sorted(running.keys() | {"kueue-system"}):
             found = kube.find(CONFIG_MAP, namespace, KUEUE_CONFIG)
             if found is not None:
                 data = yaml.safe_load(str((found.get("data") or {}).get("controller_manager_config.yaml") or ""))
-                return data if isinstance(data, dict) else None
+                flags = _gates_of_flags(running.get(namespace))
+                return {**data, **({"featureGates": flags} if flags else {})} if isinstance(data, dict) else None
     except (Forbidden, yaml.YAMLError):
         pass
     return None
 
 
+def _gates_of_flags(deployment: Object | None) -> dict[str, bool]:
+    """Gates that Kueue's program is started with; it takes them from there or from its configuration, not from both."""
+    pod = pod_spec(deployment) if deployment is not None else {}
+    words = [word for part in pod.get("containers") or () for word in part.get("args") or ()]
+    text = ",".join(word.partition("=")[2] for word in words if str(word).startswith("--feature-gates="))
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    return {name: value.lower() in ("true", "1", "t") for name, _, value in pairs}
+
+
 def _kueue_problems(config: Mapping[str, Any]) -> Iterator[Check]:
-    edit = f"Change it in ConfigMap {KUEUE_CONFIG} and restart Kueue."
+    edit = f"Change it in ConfigMap {KUEUE_CONFIG}, or in the flags of Kueue's Deployment, and restart Kueue."
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if frameworks and "batch/job" not in frameworks:
         yield Check("Kueue config", FAIL, f"integrations.frameworks has no batch/job: {listing(frameworks, 9)}", edit)
     gates = config.get("featureGates") or {}
-    if gates.get("PartialAdmission") is False:
-        lost = "featureGates.PartialAdmission is off: jobs never start with fewer workers than they want"
-        yield Check("Kueue config", WARN, lost, edit)
+    for gate, lost in MISSED.items():
+        if gates.get(gate) is False:
+            yield Check("Kueue config", WARN, f"featureGates.{gate} is off: {lost}", edit)
     for gate, harm in HARMFUL.items():
         if gates.get(gate) is True:
             yield Check("Kueue config", WARN, f"featureGates.{gate} is on: {harm}", edit)

@@ -71,14 +71,27 @@ def world():
         reconciler.world.stop()
 
 
-@pytest.mark.parametrize("owner", ["Workload", "AppWrapper"])
+OWNERS = {
+    "Workload": "kueue.x-k8s.io/v1beta2",  # a variant of ConcurrentAdmission is owned by the parent Workload
+    "AppWrapper": "workload.codeflare.dev/v1beta2", "Pod": "v1", "Deployment": "apps/v1", "StatefulSet": "apps/v1",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1", "MPIJob": "kubeflow.org/v2beta1",
+    "PyTorchJob": "kubeflow.org/v1", "TFJob": "kubeflow.org/v1", "XGBoostJob": "kubeflow.org/v1",
+    "PaddleJob": "kubeflow.org/v1", "JAXJob": "kubeflow.org/v1", "RayJob": "ray.io/v1", "RayCluster": "ray.io/v1",
+    "RayService": "ray.io/v1", "SparkApplication": "sparkoperator.k8s.io/v1beta2",
+    "Job": "example.com/v1",  # of a name like ours
+}  # fmt: skip
+"""Kinds that Kueue 0.19.2 makes Workloads for (`integrations.frameworks`), without those that we manage."""
+
+
+@pytest.mark.parametrize("owner", [*OWNERS, None])
 def test_our_pods_are_let_in_for_no_other_owner(world, owner):
-    """A variant of Kueue's ConcurrentAdmission is owned by the parent Workload; an AppWrapper owns what it wraps."""
-    version = {"Workload": "kueue.x-k8s.io/v1beta2", "AppWrapper": "workload.codeflare.dev/v1beta2"}[owner]
+    """None: a Workload that somebody has made by hand."""
+    version = OWNERS.get(owner)
     theirs = fresh(scene.workload())
     theirs["metadata"].update(
         name="variant", uid="variant-uid", labels={},
-        ownerReferences=[{"apiVersion": version, "kind": owner, "name": "parent", "uid": "p", "controller": True}],
+        ownerReferences=[{"apiVersion": version, "kind": owner, "name": "parent", "uid": "p", "controller": True}]
+        if owner else [],
     )  # fmt: skip
     ours = copy.deepcopy(theirs)
     for podset in ours["spec"]["podSets"]:

@@ -52,6 +52,7 @@ def test_metrics_that_are_not_for_us_are_no_finding() -> None:
         ({"featureGates": {"PartialAdmission": False}}, WARN, "fewer workers"),
         ({"featureGates": {"ConcurrentAdmission": True}}, WARN, "without an attempt"),
         ({"featureGates": {"FailureRecoveryPolicy": True}}, WARN, "while it still writes"),
+        ({"featureGates": {"FlavorFungibility": False}}, WARN, "while the next one has room"),
         ({"featureGates": {"FailureRecoveryPolicy": False, "ConcurrentAdmission": False}}, OK, "suit"),
         ({"waitForPodsReady": {"timeout": "30m"}}, OK, "suit"),
         ({"waitForPodsReady": {"timeout": "1m"}}, WARN, "timeout is 60 s"),
@@ -63,6 +64,26 @@ def test_kueue_configuration(config: dict[str, Any], status: str, words: str) ->
     (check,) = gates.kueue_config(FakeKube(config_map(**config)))
     assert (check.status, words in check.message) == (status, True), check
     assert bool(check.fix) is (status != OK)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--config=/c.yaml", "--feature-gates=ConcurrentAdmission=true,MultiKueue=true"],
+            ["ConcurrentAdmission is on"],
+        ),
+        (["--feature-gates=PartialAdmission=false,FlavorFungibility=false"], ["PartialAdmission", "FlavorFungibility"]),
+        (["--config=/c.yaml", "--zap-log-level=2"], ["suit"]),
+    ],
+)
+def test_gates_that_are_flags_of_kueue(flags: list[str], words: list[str]) -> None:
+    labels = {"app.kubernetes.io/name": "kueue", "control-plane": "controller-manager"}
+    meta = {"name": "kueue-controller-manager", "namespace": "kueue-system", "labels": labels}
+    pod = {"spec": {"containers": [{"name": "manager", "args": flags}]}}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {"template": pod}}
+    found = [check.message for check in gates.kueue_config(FakeKube(config_map(), deployment))]
+    assert len(found) == len(words) and all(word in text for word, text in zip(words, found, strict=True)), found
 
 
 def test_kueue_without_a_readable_configuration_is_no_finding() -> None:
