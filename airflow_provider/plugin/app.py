@@ -204,7 +204,8 @@ def runs(
 def _reads_xcoms(user: Any, details: DagDetails) -> bool:
     """Whether Airflow would show the user the XComs of this Dag, of which the lineage is one."""
     manager = get_auth_manager()
-    return manager.is_authorized_dag(method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=user)
+    entity = DagAccessEntity.XCOM
+    return bool(manager.is_authorized_dag(method="GET", access_entity=entity, details=details, user=user))
 
 
 @app.post(TI + "/actions/checkpoint", dependencies=_action("checkpoint"))
