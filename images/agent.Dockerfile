@@ -1,12 +1,21 @@
 # The agent image: what the init container copies into a training pod (agent, launcher and its tools), and the sidecar.
 # Build from the checkout's root: docker build -f images/agent.Dockerfile -t singularity-agent .
 ARG BASE=debian:forky-slim
-FROM ${BASE}
 
-# A base that has them (the local cluster's) is taken as it is.
-RUN command -v criu busybox >/dev/null && python3 -c "import ensurepip" \
-    || { apt-get update && apt-get install -y --no-install-recommends busybox-static ca-certificates criu python3 \
-         python3-venv && rm -rf /var/lib/apt/lists/*; }
+# CRIU with our patches. A base that has it (the local cluster's) is taken as it is.
+FROM ${BASE} AS criu
+ARG CRIU_SOURCES
+ARG HTTPS_PROXY
+COPY images/build-criu /build/
+COPY images/criu /build/criu
+RUN mkdir /made && if criu dump --help 2>/dev/null | grep -q -e --seccomp-filter; \
+    then cp "$(command -v criu)" /made/criu; else /build/build-criu /build/criu /made/criu; fi
+
+FROM ${BASE}
+RUN command -v busybox >/dev/null && python3 -c "import ensurepip" \
+    || { apt-get update && apt-get install -y --no-install-recommends busybox-static ca-certificates libnet9 \
+         libnl-3-200 libprotobuf-c1 python3 python3-venv && rm -rf /var/lib/apt/lists/*; }
+COPY --from=criu /made/criu /usr/sbin/criu
 
 COPY images/collect-launcher /opt/singularity/build/
 RUN /opt/singularity/build/collect-launcher /opt/singularity/launcher

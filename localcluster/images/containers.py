@@ -46,7 +46,8 @@ AGENT = Recipe(
     "singularity-agent",
     "images/agent.Dockerfile",
     ["proxy/singularity_proxy", "singularity_train", "images/agent.lock"]
-    + [f"images/{name}" for name in ("add-code", "collect-launcher", "install-agent", "install-locked", "start")],
+    + [f"images/{name}" for name in ("add-code", "build-criu", "collect-launcher", "criu", "install-agent")]
+    + ["images/install-locked", "images/start"],
 )
 CONTROLLER = Recipe(
     "singularity-controller",

@@ -11,13 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..cache import Progress, digest, made_once
+from ..cache import Progress, digest, made_once, tree_digest
 from ..errors import HostError
 from ..shell import run, run_logged
 
 SUITE = "forky"
-"""The first Debian release whose CRIU (4.2) can do what the process engine needs."""
-PACKAGES = ("busybox-static", "criu", "python3", "python3-venv", "ca-certificates")
+"""The Debian release of the agent image."""
+PACKAGES = ("busybox-static", "python3", "python3-venv", "ca-certificates", "libnet9", "libnl-3-200", "libprotobuf-c1")
+"""The last three are libraries of CRIU, which is built here: see `criu`."""
+CRIU_RECIPE = ("images/build-criu", "images/criu")
+CHECKOUT = Path(__file__).resolve().parents[2]
 UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
 """Emptied: nearly half of the files, which every node would import."""
 SCRIPTS = Path("/usr/share/debootstrap/scripts")
@@ -55,7 +58,8 @@ def debian(cache: Path, progress: Progress, suite: str = SUITE, packages: Sequen
     :raises CommandError: debootstrap failed; the message names its log
     :raises HostError: this machine's apt knows no mirror of Debian
     """
-    key = digest([suite, *packages, "without", *UNUSED])
+    recipe = criu_key() if suite == SUITE else ""
+    key = digest([suite, *packages, "without", *UNUSED, recipe])
     log = cache / "logs" / "debootstrap.log"
 
     def make(draft: Path) -> None:
@@ -65,6 +69,8 @@ def debian(cache: Path, progress: Progress, suite: str = SUITE, packages: Sequen
         command = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, draft, source, *script]
         # debootstrap mounts /proc in there: in a mount namespace of its own nothing stays mounted if it is killed.
         run_logged(["unshare", "--mount", "--propagation", "private", *command], log, timeout=1800)
+        if recipe:
+            shutil.copy(criu(cache, draft, source, progress), draft / "usr/sbin/criu")
         for folder in UNUSED:
             for entry in (draft / folder).iterdir():
                 if entry.is_dir() and not entry.is_symlink():
@@ -74,6 +80,46 @@ def debian(cache: Path, progress: Progress, suite: str = SUITE, packages: Sequen
 
     what = f"a Debian {suite} root file system (about 1 minute)"
     return made_once(cache / "rootfs" / f"{suite}-{key}", make, what=what, progress=progress)
+
+
+def criu_key() -> str:
+    """Changes with the version of CRIU, its patches, and the way it is built."""
+    return tree_digest(CHECKOUT, [CHECKOUT / name for name in CRIU_RECIPE])
+
+
+_BUILD_CRIU = """
+mount --make-rprivate /
+mkdir "$2/upper" "$2/work" "$2/root"
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
+cd "$2/root"
+mount -t proc proc proc
+mount --rbind /dev dev
+cp /etc/resolv.conf etc/resolv.conf
+if [ -f "$4" ]; then mkdir -p etc/ssl/certs; cp "$4" etc/ssl/certs/ca-certificates.crt; fi
+mkdir -p build made
+mount --bind "$3/images" build
+mount --bind "$2" made
+CRIU_SOURCES=$5 chroot . /build/build-criu /build/criu /made/criu
+"""
+
+
+def criu(cache: Path, root: Path, source: str, progress: Progress) -> Path:
+    """The program CRIU, built from its source with our patches.
+
+    :param root: a fresh root file system of SUITE; it is not changed
+    :param source: a mirror of Debian, which has CRIU's source
+    :raises CommandError: the build failed; the message names its log
+    """
+    log = cache / "logs" / "criu.log"
+
+    def make(draft: Path) -> None:
+        words: list[str | Path] = [root, draft, CHECKOUT, "/etc/ssl/certs/ca-certificates.crt", source]
+        run_logged(["unshare", "--mount", "sh", "-euc", _BUILD_CRIU, "sh", *words], log, timeout=1800)
+        for name in ("upper", "work", "root"):
+            shutil.rmtree(draft / name)
+
+    what = "CRIU from its source (about 2 minutes)"
+    return made_once(cache / "tools" / f"criu-{criu_key()}", make, what=what, progress=progress) / "criu"
 
 
 def torch(cache: Path, progress: Progress, packages: Sequence[str] = TORCH_PACKAGES) -> Path:

@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import reap
+from . import reap, user_namespace
 from .errors import LauncherError
 
 LOADER = "ld-linux-x86-64.so.2"
@@ -42,7 +42,8 @@ class Tools:
 
     def criu(self, *words: str) -> list[str]:
         """argv of CRIU, with options that keep it from running or loading files of the container."""
-        return [*self._loaded("criu"), *words, "--no-default-config", "--libdir", str(self.folder / "empty")]
+        level = ["--unprivileged"] if user_namespace.inside() else []
+        return [*self._loaded("criu"), *words, *level, "--no-default-config", "--libdir", str(self.folder / "empty")]
 
     def python(self, module: str, *words: str) -> list[str]:
         """argv of a module of this package."""
@@ -56,7 +57,8 @@ class Tools:
 
     def environment(self) -> dict[str, str]:
         """The whole environment of a process with capabilities."""
-        return {"PATH": str(self.folder / "empty"), "LC_ALL": "C", "HOME": "/"}
+        # The last is where CRIU keeps its record of the kernel's features in a user namespace.
+        return {"PATH": str(self.folder / "empty"), "LC_ALL": "C", "HOME": "/", "XDG_RUNTIME_DIR": "/run"}
 
     def features(self) -> bytes:
         """CRIU's record of the kernel's features, which it would otherwise read from the container's /run. Probed once.

@@ -75,6 +75,8 @@ def make_pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
     pods: list[Pod] = []
 
     def make(name: str, **options: object) -> Pod:
+        if os.environ.get("SINGULARITY_TEST_USERNS"):  # every pod as one with `hostUsers: false`
+            options.setdefault("uids", 100000)
         pod = Pod(tmp_path / name, **options)  # type: ignore[arg-type]
         pods.append(pod)
         return pod

@@ -13,10 +13,12 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import user_namespace
 from fake_sidecar import FakeSidecar
 
 from singularity_proxy.protocol import messages, names
@@ -27,19 +29,19 @@ TRAIN = "/opt/torch"
 _ENTER = r"""
 set -eu
 mount --make-rprivate /
-mount -t overlay overlay -o "lowerdir=$ROOTFS,upperdir=$POD/upper,workdir=$POD/overlay" "$POD/root"
+if [ -n "$OWN" ]; then mount --bind "$POD/own" "$POD/root"
+else mount -t overlay overlay -o "lowerdir=$ROOTFS,upperdir=$POD/upper,workdir=$POD/overlay" "$POD/root"; fi
 cd "$POD/root"
 mkdir -p singularity opt/torch dev/shm proc tmp .old
 mount -t proc proc proc
 mount -t tmpfs tmpfs dev
 for d in null zero full random urandom tty; do touch dev/$d; mount --bind /dev/$d dev/$d; done
-touch "$POD/said" dev/termination-log
-chmod 666 "$POD/said"
-mount --bind "$POD/said" dev/termination-log
+touch dev/termination-log
+mount --bind "$SAID" dev/termination-log
 mkdir dev/shm
 mount -t tmpfs -o size=1g tmpfs dev/shm
 if [ -n "$TORCH" ]; then mount --bind "$TORCH" opt/torch; mount -o remount,bind,ro opt/torch; fi
-mount --rbind "$POD/singularity" singularity
+mount --rbind "$VOLUMES" singularity
 mount --bind "$AGENT" singularity/agent
 mount -o remount,bind,ro singularity/agent
 if [ -n "$SHARED" ]; then mkdir -p shared; mount --bind "$SHARED" shared; fi
@@ -89,6 +91,8 @@ class Pod:
     :param criu: what the agent image installs (`collect_agent`)
     :param uid: as a pod of the state engine has it: no root, no capability, no new privilege
     :param mounts: path in the container -> file or folder that is mounted there, read-only
+    :param uids: first of 65,536 uids of the host that are the container's, as in a pod with `hostUsers: false`. None:
+        its root is the host's
     :param small: a dump has little to look through: no connections of the host, and /usr is a volume
     """
 
@@ -106,6 +110,7 @@ class Pod:
         small: bool = False,
         uid: int | None = None,
         mounts: Mapping[str, Path] | None = None,
+        uids: int | None = None,
     ) -> None:
         self.folder = folder
         self.name = folder.name
@@ -115,7 +120,7 @@ class Pod:
         self.volumes = folder / "singularity"
         assert criu is not None, "a pod without the launcher's tools does not start"
         self._agent, self._rootfs, self._torch, self._shared, self._cgroup = criu, rootfs, torch, shared, cgroup
-        self._small, self._uid, self._mounts = small, uid, mounts or {}
+        self._small, self._uid, self._mounts, self.uids = small, uid, mounts or {}, uids
         self._env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": f"/singularity/agent/lib:{TRAIN}",
@@ -137,24 +142,38 @@ class Pod:
         return self._fake
 
     def start(self) -> Pod:
-        words = [f"{key}={value}" for key, value in self._env.items()]
-        assert not any(" " in word for word in words), "the harness passes the environment by words"
-        own = ["--mount", "--pid", "--uts", *(["--net"] if self._small else [])]
+        words_of_environment = [f"{key}={value}" for key, value in self._env.items()]
+        assert not any(" " in word for word in words_of_environment), "the harness passes the environment by words"
+        said = self.folder / "said"
+        said.touch()
+        said.chmod(0o666)
+        folders = {"AGENT": self._agent, "SAID": said, "VOLUMES": self.volumes}
+        folders |= {
+            key: path for key, path in (("TORCH", self._torch), ("SHARED", self._shared)) if path is not None
+        }
+        mounts = {f"mounts/{number}": source for number, source in enumerate(self._mounts.values())}
+        argv = ["unshare", "--mount", "--pid", "--uts", *(["--net"] if self._small else []), "--fork", "--kill-child"]
+        if self.uids is not None:
+            words = [str(self.uids), str(self.folder), str(self._rootfs)]
+            given = json.dumps({name: str(path) for name, path in (folders | mounts).items()})
+            argv = [sys.executable, str(Path(user_namespace.__file__)), *words, given]
+            folders, mounts = ({name: user_namespace.STAGED / name for name in each} for each in (folders, mounts))
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                ["unshare", *own, "--fork", "--kill-child", "sh", "-c", _ENTER],
+                [*argv, "sh", "-c", _ENTER],
                 env={
                     "PATH": os.environ["PATH"],
-                    "AGENT": str(self._agent),
                     "ROOTFS": str(self._rootfs),
-                    "TORCH": str(self._torch or ""),
-                    "SHARED": str(self._shared or ""),
+                    "OWN": "" if self.uids is None else "1",
+                    "TORCH": "",
+                    "SHARED": "",
+                    **{name: str(path) for name, path in folders.items()},
                     "CGROUP": str(self._cgroup or ""),
-                    "MOUNTS": " ".join(f"{source}:{target}" for target, source in self._mounts.items()),
-                    "POD": str(self.folder),
+                    "MOUNTS": " ".join(map("{}:{}".format, mounts.values(), self._mounts)),
+                    "POD": str(self.folder if self.uids is None else user_namespace.STAGED),
                     "SMALL": "1" if self._small else "",
                     "NAME": self.name,
-                    "ENVIRONMENT": " ".join(words),
+                    "ENVIRONMENT": " ".join(words_of_environment),
                     "CAPABILITIES": "" if self._uid else "".join(f",+{name}" for name in _GIVEN.split()),
                     "USER_WORDS": _AS.format(self._uid) if self._uid else "",
                     "SETPRIV": "/usr/bin/setpriv",

@@ -97,6 +97,19 @@ def traced(pids: Sequence[int], proc: Path = PROC) -> list[str]:
     return found
 
 
+def filtered(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """A sentence for each process with a thread that is under more filters of system calls than a rank begins with."""
+    found = []
+    for pid in pids:
+        tasks: list[Path] = []
+        with contextlib.suppress(OSError):  # it has ended
+            tasks = list((proc / str(pid) / "task").iterdir())
+        most = max((int(_status(int(task.name), "Seccomp_filters", task.parent) or 0) for task in tasks), default=0)
+        if most > 1:
+            found.append(f"{name(pid, proc)} is under {most} filters")
+    return found
+
+
 def strays(init: int, root: int, proc: Path = PROC) -> list[str]:
     """Processes of a slot that do not descend from its rank's first process.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from . import libc
@@ -123,7 +122,7 @@ def apply() -> None:
     c = libc.load()
     if c.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
-    packed = _packed(program())
+    packed = image()
     code = ctypes.create_string_buffer(packed, len(packed))
     sock_fprog = struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(code))
     # Linux before 5.16 slows filtered processes down (speculative store bypass), unless a flag says not to.
@@ -134,5 +133,6 @@ def apply() -> None:
     libc.check(result, "the filter of system calls cannot be set")
 
 
-def _packed(instructions: Sequence[Instruction]) -> bytes:
-    return b"".join(struct.pack("HBBI", *each) for each in instructions)
+def image() -> bytes:
+    """The filter as the kernel takes it, and CRIU where the kernel does not show it: an array of struct sock_filter."""
+    return b"".join(struct.pack("HBBI", *each) for each in program())

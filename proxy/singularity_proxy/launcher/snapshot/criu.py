@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import user_namespace
 from ..errors import DumpError, LauncherError, SlotError
+from ..ranks import seccomp
 from ..ranks.slot import Slot
 from ..ranks.slot_init import TOOL_SOCKET
 from ..tools import Tools
@@ -23,6 +25,7 @@ _COMMON = ("-v2", "--tcp-established", "--network-lock", "skip", "--file-locks")
 LARGEST_GHOST = 0xFFFFF000
 """CRIU keeps the limit in 32 bits."""
 DUMP_LOG = "dump.log"
+FILTER = "filter"
 RESTORE_LOG = "restore.log"
 WAS_KILLED = "was killed (SIGKILL)"
 LATE_S = 20.0
@@ -52,7 +55,12 @@ class Criu:
         :param more: options for what CRIU could not find by itself (`mending`)
 
         `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
+
+        In a user namespace the kernel shows no filter of system calls: CRIU is told the one of all ranks (`refusals`).
         """
+        if user_namespace.inside():
+            (work / FILTER).write_bytes(seccomp.image())
+            more = [*more, "--seccomp-filter", slot.seen(work / FILTER)]
         pages = ("--page-server", "--ps-socket", str(TOOL_SOCKET)) if served else ()
         return self.tools.criu(
             "dump", *pages, *more, "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG,

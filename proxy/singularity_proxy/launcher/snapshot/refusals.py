@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from .. import user_namespace
 from ..ranks import process_scan, user
 from ..ranks.slot import Slot
 from . import locks, memfds, sockets, unix_sockets
@@ -52,6 +53,11 @@ _KINDS: tuple[tuple[Find, str, str], ...] = (
         lambda _, pids, __: process_scan.traced(pids),
         "processes are under a debugger",
         "Let it detach from them",
+    ),
+    (
+        lambda _, pids, __: process_scan.filtered(pids) if user_namespace.inside() else [],
+        "processes have made filters of system calls of their own (seccomp), which no pod in a user namespace can save",
+        "Run the job with privileges: node, or without such a filter",
     ),
     (
         lambda _, pids, __: process_scan.links_left(pids),

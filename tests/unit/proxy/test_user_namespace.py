@@ -1,0 +1,282 @@
+"""The launcher in a user namespace of its own, as in a pod with `hostUsers: false`: ranks are saved and restored there,
+and whoever breaks out of all that is inside the pod is nobody on the node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pod_harness import Pod
+from pod_moves import until
+from test_launcher_pod import COUNTER, counter, counts_on, dump, fresh, numbers, restore
+
+from singularity_proxy.launcher import user_namespace
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+Make = Callable[..., Pod]
+FIRST, OTHER = 100_000, 300_000
+"""First uid of the host that is a pod's: two nodes give different ones."""
+
+SHARED = r"""
+import ctypes, mmap, os, threading
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sem_open.restype = ctypes.c_void_p
+for call in (libc.sem_wait, libc.sem_post):
+    call.argtypes = [ctypes.c_void_p]
+
+def mapped(name):
+    path = "/dev/shm/" + name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(descriptor, 4096)
+    memory = mmap.mmap(descriptor, 4096, trackfd=False)
+    os.unlink(path)
+    return descriptor, memory
+
+def semaphore(name):
+    return libc.sem_open(name, os.O_CREAT, 0o600, 0)
+
+# Nobody has the first one open; only the child has the second. The parent has mapped the semaphore under a name that
+# glibc has unlinked since, the child under its own.
+descriptor, orphan = mapped("orphan")
+os.close(descriptor)
+held_by_child, held = mapped("held")
+ask, answer = semaphore(b"/ask"), semaphore(b"/answer")
+if os.fork() == 0:
+    ask, answer = semaphore(b"/ask"), semaphore(b"/answer")
+    while True:
+        libc.sem_wait(ask)
+        for memory in (orphan, held):
+            memory[8:16] = memory[:8]
+        libc.sem_post(answer)
+os.close(held_by_child)
+
+def talk():
+    rounds = 0
+    while True:
+        rounds += 1
+        number = rounds.to_bytes(8, "little")
+        orphan[:8] = held[:8] = number
+        libc.sem_post(ask)
+        libc.sem_wait(answer)
+        assert orphan[8:16] == held[8:16] == number, rounds
+        with open("rounds.new", "w") as file:
+            file.write(str(rounds))
+        os.replace("rounds.new", "rounds")
+
+threading.Thread(target=talk, daemon=True).start()
+"""
+"""A rank and its child that need two deleted files and two semaphores as shared memory."""
+
+CLOCK = r"""
+import threading, time
+
+def tick():
+    while True:
+        with open("clock", "a") as file:
+            file.write(f"{time.monotonic()!r}\n")
+        time.sleep(0.01)
+
+threading.Thread(target=tick, daemon=True).start()
+"""
+
+NAMESPACE = r"""
+import ctypes, errno, threading, time
+
+def tries():
+    libc = ctypes.CDLL(None, use_errno=True)
+    while True:
+        failed = libc.unshare(0x10000000)  # a user namespace: no capability is needed for one
+        with open("tried", "a") as file:
+            file.write("made\n" if not failed else errno.errorcode[ctypes.get_errno()] + "\n")
+        time.sleep(0.01)
+
+threading.Thread(target=tries, daemon=True).start()
+"""
+
+OWN_FILTER = r"""
+import ctypes, struct
+
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000), 8)
+assert ctypes.CDLL(None).prctl(22, 2, ctypes.byref(Program(1, ctypes.addressof(allow))), 0, 0) == 0
+"""
+
+
+@pytest.fixture
+def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
+    def make(name: str, plan: object, module: str = "", uids: int | None = FIRST, source: Pod | None = None) -> Pod:
+        extra = "__import__('extra')" if module else "0"
+        pod = make_pod(
+            name, plan=plan, command=counter(extra=extra), rootfs=rootfs, torch=None, criu=criu_bundle, uids=uids
+        )
+        (pod.volumes / "source/count.py").write_text(COUNTER)
+        (pod.volumes / "source/extra.py").write_text(module)
+        if source is not None:
+            pod.bring(source, "c", 0)
+        return pod.start()
+
+    return make
+
+
+def moved(run: Make, module: str, written: str, uids: int = FIRST) -> tuple[Pod, Pod, float]:
+    """A rank whose `module` has `written` a file, before and after its move; and the seconds when it was nowhere."""
+    old = run("old", fresh([0], 1), module)
+    until(lambda: (old.work(0) / "cwd" / written).exists(), f"the rank writes {written}", old)
+    assert dump(old, [0]).kind == "dumped", old.log()
+    gone = time.monotonic()
+    old.delete()
+    away = time.monotonic() - gone
+    return old, run("new", restore([0], 1), module, uids, source=old), away
+
+
+def rank_status(pod: Pod) -> list[dict[str, str]]:
+    """/proc/PID/status of the pod's ranks."""
+    texts = [(entry / "status").read_text() for entry in pod.processes()]
+    found = [dict(line.partition(":\t")[::2] for line in text.splitlines()) for text in texts]
+    numbers = [fields["NSpid"].split() for fields in found]  # here, in the pod, and in the slot, whose init is 1
+    return [fields for fields, pids in zip(found, numbers, strict=True) if len(pids) == 3 and pids[2] != "1"]
+
+
+def lines(path: Path) -> list[str]:
+    """The whole lines of a file."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+# --- saved and restored -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("uids", [FIRST, OTHER])
+def test_processes_that_share_deleted_files_and_semaphores_go_on_sharing_them(run: Make, uids: int) -> None:
+    old, new, _ = moved(run, SHARED, "rounds", uids)
+    before = int((old.work(0) / "cwd/rounds").read_text())
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/rounds"
+    until(lambda: int(path.read_text()) > before + 20, "parent and child go on", new)
+    counts_on(new, numbers(old.work(0) / "cwd/numbers")[-1])
+
+
+def test_the_monotonic_clock_of_a_rank_stands_still_while_the_rank_is_nowhere(run: Make) -> None:
+    old, new, away = moved(run, CLOCK, "clock")
+    seen = len(lines(old.work(0) / "cwd/clock"))
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/clock"
+    until(lambda: len(lines(path)) > seen + 5, "the clock goes on", new)
+    times = [float(line) for line in lines(path)]
+    assert times == sorted(times)
+    assert time.monotonic() - times[-1] >= away
+    own = Path("/proc/self/ns/time").readlink()
+    assert {Path(f"/proc/{fields['Pid']}/ns/time").readlink() == own for fields in rank_status(new)} == {False}
+
+
+def test_the_filter_of_system_calls_is_in_force_before_and_after_a_move(run: Make) -> None:
+    old, new, _ = moved(run, NAMESPACE, "tried")
+    seen = len(lines(old.work(0) / "cwd/tried"))
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/tried"
+    until(lambda: len(lines(path)) > seen + 5, "it goes on trying", new)
+    assert set(lines(path)) == {"EPERM"}
+    (fields,) = rank_status(new)
+    assert (fields["Seccomp"], fields["Seccomp_filters"], fields["NoNewPrivs"]) == ("2", "1", "1")
+
+
+def test_a_rank_with_a_filter_of_its_own_is_not_saved_and_goes_on(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), OWN_FILTER)
+    event = dump(pod, [0])
+    assert event.kind == "dump_failed"
+    assert "count.py" in event.message and "is under 2 filters" in event.message, event.message
+    assert "privileges: node" in event.message
+    path = pod.work(0) / "cwd/numbers"
+    at = numbers(path)[-1]
+    pod.sidecar.command("resume", generation=5)
+    until(lambda: numbers(path)[-1] > at + 10, "it counts on", pod)
+
+
+def test_a_checkpoint_of_a_pod_without_a_user_namespace_goes_on_in_one_and_the_other_way_round(run: Make) -> None:
+    for number, (first, second) in enumerate(((None, FIRST), (FIRST, None))):
+        old = run(f"old-{number}", fresh([0], 1), uids=first)
+        assert dump(old, [0]).kind == "dumped", old.log()
+        old.delete()
+        new = run(f"new-{number}", restore([0], 1), uids=second, source=old)
+        counts_on(new, numbers(old.work(0) / "cwd/numbers")[-1])
+
+
+# --- who has broken out -----------------------------------------------------------------------------------------------
+ATTEMPTS = r"""
+import ctypes, errno, json, os, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def said(result):
+    return "done" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+
+def core_pattern():
+    with open("/proc/sys/kernel/core_pattern", "r+") as file:
+        held = file.read()
+        file.seek(0)
+        file.write(held)
+
+def disk():
+    os.mknod("/tmp/disk", 0o600 | 0o060000, os.makedev(7, 0))
+    os.close(os.open("/tmp/disk", os.O_RDONLY | os.O_NONBLOCK))
+
+def outcome(attempt):
+    try:
+        attempt()
+        return "done"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+print(json.dumps({
+    "write core_pattern": outcome(core_pattern),
+    "open a disk of the node": outcome(disk),
+    "set the clock": said(libc.syscall(164, 0, 0)),
+    "swap on a file that is not there": said(libc.swapon(b"/nonexistent", 0)),
+    "read the kernel's log": said(libc.klogctl(10, None, 0)),
+    "watch a whole file system": said(libc.syscall(300, 0, 0)),
+    "root on the node": open("/proc/self/uid_map").read().split()[1],
+}))
+"""
+"""What root of a node may do. Nothing is changed: what is written is what was there."""
+REFUSED = {"EPERM", "EACCES"}
+
+
+def tried(pod: Pod) -> dict[str, str]:
+    """What comes of ATTEMPTS for a process in the pod with every capability that there is in there, no filter, and its
+    own view of /proc without masks."""
+    namespaces = ["-m", "-p", "-n", "-u", "-i", *(["-U"] if pod.uids is not None else [])]
+    words = ["nsenter", "-t", str(pod.launcher_pid()), *namespaces, "--"]
+    program = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "python3", "-c", ATTEMPTS]
+    done = subprocess.run([*words, *program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
+
+
+def test_who_has_broken_out_of_everything_in_the_pod_can_do_to_the_node_what_an_unprivileged_process_can(
+    run: Make,
+) -> None:
+    pod, plain = run("pod", fresh([0], 1)), run("plain", fresh([0], 1), uids=None)
+    for each in (pod, plain):
+        each.wait_event("started")
+    refused, free = tried(pod), tried(plain)
+    assert refused.pop("root on the node") == str(FIRST)
+    assert free.pop("root on the node") == "0"
+    assert {name: outcome in REFUSED for name, outcome in refused.items()} == dict.fromkeys(refused, True), refused
+    # Without a user namespace the same process may do it all: the attempts are real.
+    assert {name: outcome in REFUSED for name, outcome in free.items()} == dict.fromkeys(free, False), free
+    becomes = "import ctypes, json; import os; os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)"
+    done = subprocess.run([sys.executable, "-c", becomes + ATTEMPTS], capture_output=True, text=True, check=True)
+    unprivileged = json.loads(done.stdout)
+    assert {name: unprivileged[name] in REFUSED for name in refused} == dict.fromkeys(refused, True)
+
+
+def test_a_container_knows_whether_it_has_a_user_namespace(tmp_path: Path) -> None:
+    for text, own in (("         0          0 4294967295\n", False), ("0 100000 65536\n", True)):
+        (tmp_path / "uid_map").write_text(text)
+        assert user_namespace.inside(tmp_path / "uid_map") is own
