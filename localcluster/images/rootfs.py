@@ -58,8 +58,8 @@ def debian(cache: Path, progress: Progress, suite: str = SUITE, packages: Sequen
     :raises CommandError: debootstrap failed; the message names its log
     :raises HostError: this machine's apt knows no mirror of Debian
     """
-    recipe = criu_key() if suite == SUITE else ""
-    key = digest([suite, *packages, "without", *UNUSED, recipe])
+    recipe = [criu_key()] if suite == SUITE else []
+    key = digest([suite, *packages, "without", *UNUSED, *recipe])
     log = cache / "logs" / "debootstrap.log"
 
     def make(draft: Path) -> None:
