@@ -57,8 +57,9 @@ class Tools:
 
     def environment(self) -> dict[str, str]:
         """The whole environment of a process with capabilities."""
-        # The last is where CRIU keeps its record of the kernel's features in a user namespace.
-        return {"PATH": str(self.folder / "empty"), "LC_ALL": "C", "HOME": "/", "XDG_RUNTIME_DIR": "/run"}
+        # In a user namespace CRIU looks there for its record of the kernel's features.
+        place = {"XDG_RUNTIME_DIR": "/run"} if user_namespace.inside() else {}
+        return {"PATH": str(self.folder / "empty"), "LC_ALL": "C", "HOME": "/", **place}
 
     def features(self) -> bytes:
         """CRIU's record of the kernel's features, which it would otherwise read from the container's /run. Probed once.
