@@ -184,3 +184,19 @@ def test_the_chart_makes_a_rule_of_them_that_links_to_your_runbooks() -> None:
     assert [rule["expr"] for rule in group["rules"]] == [rule["expr"] for rule in rules()]
     assert {rule["annotations"]["runbook_url"].partition("#")[0] for rule in group["rules"]} == {base}
     assert ("PrometheusRule", "singularity") not in render()
+
+
+BY_PEOPLE = {"upgrade-a-node", "upgrade", "deferred-task", "triggerer"}
+"""What nobody is paged for: somebody does it on purpose, or Airflow shows it."""
+
+
+def test_each_runbook_is_reached_from_an_alert() -> None:
+    """By the alert's link, or by links of the runbooks that it leads to."""
+    parts = re.split(r"^## .*\{#([\w-]+)\}\n", (ROOT / "docs/operations/runbooks.md").read_text(), flags=re.MULTILINE)
+    links = {name: re.findall(r"\(#([\w-]+)\)", text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+    reached: set[str] = set()
+    fresh = set(re.findall(r"runbooks\.md#([\w-]+)", RULES.read_text()))
+    while fresh:
+        reached |= fresh
+        fresh = {target for name in fresh for target in links[name]} - reached
+    assert links.keys() - reached == BY_PEOPLE
