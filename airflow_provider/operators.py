@@ -62,8 +62,8 @@ ORIGIN_WAIT_S = 20.0
 class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[misc]
     """Train on Kueue-managed Kubernetes; preemption, migration and resizing do not end the task nor cost a retry.
 
-    The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending. A
-    worker, scheduler or triggerer that dies never makes a second Job: the next try adopts the one that is there. A
+    The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending.
+    If a worker, scheduler or triggerer dies, the next try adopts the existing Job and never makes a second one. A
     clear, or a retry after a failure of the training itself, starts a new Job. A clear, mark failed or mark success
     deletes the running Job, or ends it and leaves its record where `start_from` may begin with its checkpoints.
 
@@ -72,14 +72,14 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     preemptions, last checkpoint. With the openlineage provider every attempt is a run below the task's.
 
     :param queue_name: Kueue LocalQueue in `namespace` (templated). Airflow's own `queue` stays the worker's queue
-    :param command: argv of the program, one process per rank (templated). Several ranks have torchrun's variables; one
-        rank only as `["torchrun", "train.py"]`, else it gets what a plain shell gives
+    :param command: argv of the program, one process per rank (templated). Several ranks have torchrun's variables. A
+        single rank has them only if the command begins with `torchrun`
     :param script: instead of `command`: path of a Python file, relative to the DAG file (templated). The file is
-        shipped with the job and run as `python3 <script> <script_args>`, as a `command` is
+        shipped with the job, and run like the command `python3 <script> <script_args>`
     :param script_args: arguments of `script` (templated)
     :param name: readable beginning of the Job's name, default the task id; a hash of the task instance is appended
         (templated)
-    :param namespace: default: the connection's, else `default` (templated)
+    :param namespace: namespace of the job; default: the connection's, else `default` (templated)
     :param workers: pods wanted (templated)
     :param min_workers: fewest pods to run with, default `workers` (templated)
     :param world_size: ranks, constant over the life of the job, default `workers` (templated). With engine `state` the
@@ -87,14 +87,14 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param image: training image, default the platform's (templated)
     :param priority_class: Kueue WorkloadPriorityClass (templated)
     :param pod_resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}` (templated)
-    :param topology: `{"required": LABEL}`: all pods in one domain of the level with this node label;
-        `{"preferred": LABEL}`, `"unconstrained"`; default: the queue's choice (templated)
-    :param node_selector: node labels that every pod needs, besides those of the flavor (templated)
-    :param tolerations: taints that the pods accept, as in a Pod, besides those of the flavor (templated)
+    :param topology: place of the pods: `{"required": LABEL}` puts all into one domain of the level with this node
+        label; or `{"preferred": LABEL}`, or `"unconstrained"`; default: the queue's choice (templated)
+    :param node_selector: node labels that every pod needs, besides the labels of the flavor (templated)
+    :param tolerations: taints that the pods accept, as in a Pod, besides the tolerations of the flavor (templated)
     :param resource_claims: devices by DRA, per pod: `{"name": "gpu", "device_class": "gpu.nvidia.com", "count": 1}`, or
         `{"name": "gpu", "template": ResourceClaimTemplate}` (templated)
     :param env: environment of every rank (templated)
-    :param files: relative path -> text, copied into each rank's working directory (templated)
+    :param files: texts by relative path, copied into each rank's working directory (templated)
     :param workdir: directory in the image to start in (templated)
     :param store: fsspec URL of the checkpoint store, default the platform's (templated)
     :param engine: `process`, or `state` for a script with `singularity_train`: no privileges, any machine and number of
@@ -102,35 +102,38 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         `state` if the script, or a shipped file that it imports, imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
-    :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
-        `"500 steps"` or `"auto"`; default off (templated)
-    :param start_from: begin with a checkpoint instead of step 0: `"earlier run"` is the newest of this task before a
-        clear or a failure, else of the latest earlier Dag run (by logical date) that has ended, if there is one;
-        `"JOB"` is the newest of another job of the namespace; `"JOB/CHECKPOINT"`, or the checkpoint's id alone. With
+    :param checkpoint_every: interval of checkpoints after which the job trains on: `"300s"`, `"10m"`, a number of
+        seconds, `"500 steps"` or `"auto"`; default off (templated)
+    :param start_from: checkpoint to begin with, instead of step 0. `"earlier run"` takes this task's newest checkpoint
+        before a clear or a failure, else the newest of the latest earlier Dag run (by logical date) that has ended;
+        `"JOB"` takes the newest of another job of the namespace; `"JOB/CHECKPOINT"`, or an id alone, names one. With
         the process engine another command or environment is refused (templated)
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
         the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
-    :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
+    :param hold: whether preemptions wait for a checkpoint. False: plain Kueue, and the checkpoint has to fit into the
+        grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
-        environment from secrets, init containers, ... The training container is `train` or `base`. What a
-        checkpoint depends on is refused by field (templated)
+        environment from secrets, init containers, ... The training container is `train` or `base`. Fields that a
+        checkpoint depends on are refused by name (templated)
     :param labels, annotations: added to Job and pods (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`; tasks of one Dag may use several clusters
         (templated)
-    :param infrastructure_retries: attempts that may be lost to nodes, pods and kills; one more fails the task. Each
-        goes on from the last checkpoint and uses none of Airflow's retries. Default: lost pods and nodes without limit,
-        6 killed pods (templated)
-    :param resume_on_exit_codes: exit codes of the program that count like those: the job goes on (templated)
+    :param infrastructure_retries: attempts that may be lost to nodes, pods and kills; one more fails the task. The job
+        continues from its last checkpoint and uses none of Airflow's retries. Default: lost pods and nodes without
+        limit, 6 killed pods (templated)
+    :param resume_on_exit_codes: exit codes of the program that count like a lost pod, so that the job continues
+        (templated)
     :param skip_on_exit_code: exit code, or several, that marks the task skipped
     :param fail_on_exit_codes: exit codes that fail the task for good, whatever `retries` says
-    :param max_preemptions: more than this many fail the task for good and delete the Job; default: no limit
-    :param get_logs: copy what rank 0 prints to the task log while the task is deferred
-    :param logging_interval: seconds between two looks at it
-    :param log_max_lines: most lines of it in the task log; the end says how to read the rest
+    :param max_preemptions: number of preemptions after which one more fails the task for good and deletes the Job;
+        default: no limit
+    :param get_logs: copy the output of rank 0 to the task log while the task is deferred
+    :param logging_interval: seconds between two looks at this output
+    :param log_max_lines: largest number of these lines in the task log; the last line says how to read the rest
     :param deletion_policy: whether the ended Job is deleted: `never`, `on_success`, `always`
-    :param preemption_alert: preemptions are unlimited and use no retry. More than this many are a warning in the task
-        log and `preemption_alert: true` in `lineage`; default: never
+    :param preemption_alert: number of preemptions after which the task log has a warning and `lineage` has
+        `preemption_alert: true`; default: never. Preemptions are unlimited and use no retry
     :param api_outage_tolerance: how long an unreachable Kubernetes API is ridden out without using a retry
     """
 

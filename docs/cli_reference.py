@@ -33,13 +33,17 @@ def summary(command: click.Command) -> str:
 
 def _paragraphs(text: str) -> Iterator[str]:
     """Markdown of a help text: examples are a block of commands, exit codes a list."""
-    for part in re.split(r"\n\s*\n", cleandoc(text.replace("\b", "").replace("\f", ""))):
+    for part in re.split(r"\n\s*\n", cleandoc(text.replace("\f", ""))):
+        as_it_stands = part.strip("\n ").startswith("\b")
+        part = part.replace("\b\n", "").replace("\b", "")
         head, _, rest = part.strip("\n").partition("\n")
         if head.strip() == "Examples:" or head.strip() == "Example:":
             yield f"```sh\n{cleandoc(chr(10) + rest)}\n```"
         elif head.strip() == "Exit codes:":
             codes = re.split(r"\s{3,}|\n", rest.strip())
             yield "Exit codes:\n\n" + "\n".join(f"- `{code[:1]}`{code[1:]}" for code in map(str.strip, codes) if code)
+        elif as_it_stands:
+            yield f"```text\n{cleandoc(part)}\n```"
         else:
             yield " ".join(part.split()).replace("|", "\\|").replace("<", "&lt;")
 

@@ -40,11 +40,11 @@ def adopt(
     dry_run: bool,
     platform_file: Path | None,
 ) -> None:
-    """Give a plain Job the parts of a managed one and create it: `-f FILE`, or NAME for one that waits in its queue.
+    """Give a plain Job the parts of a managed one and create it: `-f FILE`, or NAME for a Job that waits in its queue.
 
     The Job must be Indexed, with completions equal to parallelism, one container with its `command`, and restartPolicy
-    Never. A Job that is in the cluster already cannot be changed. With --recreate, a Job that has never started is
-    created again under its name (it goes to the end of its queue).
+    Never. A Job that exists in the cluster cannot be changed. With --recreate, a Job that has never started is created
+    again under its name, and goes to the end of its queue.
 
     \b
     Examples:

@@ -47,7 +47,7 @@ def cells() -> None:
 def generate(kubeconfig: str | None, context: str | None, file: Path) -> None:
     """Print labels of nodes, Topology, ResourceFlavors, Cohort and queues for the tenants of FILE. Changes nothing.
 
-    A cell that a tenant has stays its own. Nodes that are cordoned or not ready are in no new cell.
+    A tenant keeps its cells. Nodes that are cordoned or not ready are in no new cell.
 
     \b
     Examples:

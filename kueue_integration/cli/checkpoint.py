@@ -11,9 +11,11 @@ from .verbs import verb
 
 @click.command()
 @verb
-@click.option("--deadline", type=click.FloatRange(min=1), help="Give it up after so many seconds. Default: 300.")
+@click.option(
+    "--deadline", type=click.FloatRange(min=1), help="Give the checkpoint up after so many seconds. Default: 300."
+)
 def checkpoint(kube: Kube, namespace: str, name: str, deadline: float | None) -> verbs.Result:
-    """Save a checkpoint of a running job, which goes on.
+    """Save a checkpoint of a running job, which trains on.
 
     \b
     Example:

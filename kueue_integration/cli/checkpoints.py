@@ -114,7 +114,7 @@ def ls(name: str, output: str, **options: Any) -> None:
 @store_options
 @_OUTPUT
 def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
-    """Show one checkpoint: step, sizes per rank, what a machine must have to restore it.
+    """Show one checkpoint: step, sizes per rank, requirements of a machine that restores it.
 
     \b
     Example:
@@ -165,14 +165,17 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
 @click.option("--keep", type=click.IntRange(min=1), default=1, show_default=True, help="Newest checkpoints that stay.")
 @click.option("--yes", is_flag=True, help="Delete. Without it: only say what would go.")
 @click.option(
-    "--ended", is_flag=True, help="The job runs nowhere any more, and no import into it: uploads that broke off ended."
+    "--ended",
+    is_flag=True,
+    help="The job runs nowhere any more, and nothing is imported into it: uploads that broke off have ended.",
 )
 @store_options
 @_OUTPUT
 def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any) -> None:
     """Remove old checkpoints of a job, then data that no checkpoint of it needs.
 
-    What a live job refers to (its committed checkpoint, one it is being restored from) stays whatever --keep says.
+    Checkpoints that a live job refers to (the committed one, one that it is being restored from) stay whatever --keep
+    says.
 
     \b
     Examples:
@@ -206,7 +209,7 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
 @click.option("--remove", is_flag=True, help="Take the pin away again.")
 @store_options
 def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
-    """Keep a checkpoint whatever is removed by retention or gc, until the pin is taken away.
+    """Keep a checkpoint from retention and gc, until the pin is taken away.
 
     \b
     Examples:
@@ -229,7 +232,9 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
     show_default=True,
     help="All but archive: of a checkpoint of the state engine, for other programs.",
 )
-@click.option("--only", default="", metavar="KEY", help="With a format: what is below this key, such as models.")
+@click.option(
+    "--only", default="", metavar="KEY", help="With a format: only the content below this key, such as models."
+)
 @click.option("--python", default="", metavar="PROGRAM", help="With a format: a Python that has torch.")
 @store_options
 def export(

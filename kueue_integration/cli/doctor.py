@@ -22,7 +22,9 @@ _INDENT = "      "
 @click.option(
     "-o", "--output", type=formats.Output(("table", "wide", "json", "yaml")), default="table", show_default=True
 )
-@click.option("--platform", is_flag=True, help="Only what the platform team installs: nothing of a namespace.")
+@click.option(
+    "--platform", is_flag=True, help="Only the parts that the platform team installs: nothing of a namespace."
+)
 @click.option("--probe", is_flag=True, help="Also try store and CRIU in a short-lived pod per flavor.")
 @click.option("--gpus", is_flag=True, help="With --probe: also move a GPU's memory, on each flavor with GPUs.")
 @click.option("--image", default="", help="With --gpus: an image with torch, default the platform's training image.")

@@ -30,7 +30,7 @@ from .verbs import lose_work_option
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Jobs that move together. They share the node's disk and network: each stands still longer.",
+    help="Jobs that move together. They share the node's disk and network, so each stands still longer.",
 )
 @click.option("--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for each job.")
 @click.option("--no-cordon", is_flag=True, help="Leave the nodes as they are: they may take new pods.")
@@ -51,8 +51,8 @@ def drain(
 ) -> None:
     """Move all training jobs away from nodes: checkpoint, move, done. Other pods stay for `kubectl drain`.
 
-    The nodes take no new pods from then on. Each job is saved while it goes on, and then asked to leave. A job that
-    cannot be saved stays as it is, with the reason. It moves when it runs elsewhere, or waits in its queue.
+    The nodes take no new pods from then on. Each job is saved while it trains on, and then asked to leave. A job that
+    cannot be saved stays as it is, with the reason. A job has moved when it runs elsewhere, or waits in its queue.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ def fence(
     """Let training jobs into ClusterQueues: add the admission check `singularity-fence`, and keep the others.
 
     From then on Kueue starts the jobs of such a queue, of any kind, only while our controller answers. Other jobs than
-    ours are let through at once. A queue that has the check already is left as it is.
+    ours are let through at once. A queue with the check is left as it is.
 
     \b
     Examples:
@@ -63,8 +63,8 @@ def unfence(
 ) -> None:
     """Take the admission check `singularity-fence` off ClusterQueues, and keep the others.
 
-    Do this before `helm uninstall`: Kueue admits nothing to a queue whose check is gone. A queue is left as it is while
-    training jobs in it have not ended: they need the check for their next attempt.
+    Do this before `helm uninstall`: Kueue admits nothing to a queue whose check is gone. A queue is left as it is
+    while training jobs in it have not ended, because they need the check for their next attempt.
 
     \b
     Examples:

@@ -16,10 +16,10 @@ from .output import echo
 @job_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @store_options
-@click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Checkpoint to go on from. Default: the newest.")
+@click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Checkpoint to continue from. Default: the newest.")
 @click.option("--name", "new", required=True, metavar="NEW", help="Name of the new job.")
-@click.option("--queue", help="LocalQueue of the new job. Default: that of NAME.")
-@click.option("--priority-class", help="WorkloadPriorityClass of the new job. Default: that of NAME.")
+@click.option("--queue", help="LocalQueue of the new job. Default: the queue of NAME.")
+@click.option("--priority-class", help="WorkloadPriorityClass of the new job. Default: the class of NAME.")
 def fork(
     name: str,
     command: tuple[str, ...],
@@ -30,15 +30,15 @@ def fork(
     namespace: str,
     **options: Any,
 ) -> None:
-    """Create a second job that goes on from a checkpoint of job NAME, which is left alone.
+    """Create a second job that continues from a checkpoint of job NAME, which is left alone.
 
     The new job has the pods, the size, the files and the store of NAME, and a folder of its own in the store.
 
-    Engine state: the program starts anew, and `attach` brings the state back. A COMMAND after -- replaces that of
-    NAME, so a fork can have other arguments.
+    Engine state: the program starts anew, and `attach` brings the state back. A COMMAND after -- replaces the command
+    of NAME, so a fork can have other arguments.
 
-    Engines process and both: the saved processes go on, with the command and the environment of NAME. A COMMAND is
-    refused. Only SINGULARITY_JOB tells a program that it goes on in another job.
+    Engines process and both: the saved processes continue, with the command and the environment of NAME. A COMMAND is
+    refused. A program finds only in SINGULARITY_JOB that it continues in another job.
 
     \b
     Examples:

@@ -27,9 +27,9 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 @cluster_options
 @click.option("--rank", type=click.IntRange(min=0), help="Only lines of this rank.")
 @click.option("--all-ranks", is_flag=True, help="Only lines of ranks, without the launcher's own.")
-@click.option("-f", "--follow", is_flag=True, help="Go on through all attempts until the job has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Continue through all attempts until the job has ended.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines, of each pod that is there now.")
-@click.option("--since", help="Only what is younger, for example 90s, 10m, 2h.")
+@click.option("--since", help="Only lines that are younger, for example 90s, 10m, 2h.")
 @click.option("--container", help="Container of the pods; by default the one that trains.")
 def logs(
     name: str,
@@ -43,10 +43,10 @@ def logs(
     since: str | None,
     container: str | None,
 ) -> None:
-    """Print what the ranks print, from all pods; by default the launcher's lines too.
+    """Print the output of the ranks, from all pods; by default the launcher's lines too.
 
-    Pods of earlier attempts are gone and their lines with them: follow from the start to see all. Where lines are
-    missing or may be, a sentence on standard error says so.
+    Pods of earlier attempts are gone, and their lines with them: follow from the start to see all. A note on standard
+    error says where lines are or may be missing.
 
     \b
     Examples:

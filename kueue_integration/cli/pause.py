@@ -15,7 +15,7 @@ from .verbs import lose_work_option, verb
 def pause(kube: Kube, namespace: str, name: str, lose_work: bool) -> verbs.Result:
     """Stop a job with a checkpoint and give its quota back, until `singularityctl resume`.
 
-    A job that cannot be saved is not stopped: it goes on, and the request fails with the reason.
+    A job that cannot be saved trains on, and the request fails with the reason.
 
     \b
     Example:

@@ -51,7 +51,7 @@ def report(
       singularityctl report -n research --period 24h
       singularityctl report --queue training --json | python3 -m json.tool
 
-    Only jobs that still exist are counted. What is not measured is shown as `-`, with the reason.
+    Only jobs that still exist are counted. A figure that is not measured is shown as `-`, with the reason.
 
     \b
     Exit codes:

@@ -12,7 +12,7 @@ from .verbs import verb
 @click.command()
 @verb
 def resume(kube: Kube, namespace: str, name: str) -> verbs.Result:
-    """Queue a paused job again; it goes on from its checkpoint. With --wait: until it trains again.
+    """Queue a paused job again, which continues from its checkpoint. With --wait: until it trains again.
 
     \b
     Example:

@@ -16,17 +16,16 @@ from .verbs import EXIT_CODES, finish, wait_options
 @job_argument
 @place_options
 @wait_options
-@click.option("--to", "checkpoint", required=True, metavar="CHECKPOINT", help="Checkpoint to go on from.")
+@click.option("--to", "checkpoint", required=True, metavar="CHECKPOINT", help="Checkpoint to continue from.")
 @click.pass_context
 def rewind(
     ctx: click.Context, /, name: str, checkpoint: str, wait: bool, timeout: float, namespace: str, **options: Any
 ) -> None:
-    """Go on from an older checkpoint of the job, after a loss spike for example.
+    """Continue from an older checkpoint of the job, after a loss spike for example.
 
-    A running attempt ends where it stands, without a save: what it has done since CHECKPOINT is given up. A waiting or
-    paused job goes back when it runs again. Later checkpoints stay until newer ones replace them, and a rewind to one
-    of them is possible. A job that has failed goes on as a new job NAME-2, because Kubernetes starts no failed Job
-    again.
+    A running attempt ends at once, without a save: its work since CHECKPOINT is given up. A waiting or paused job goes
+    back when it runs again. Later checkpoints stay until newer ones replace them, and a rewind to one of them is
+    possible. A failed job continues as a new job NAME-2, because Kubernetes does not start a failed Job again.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ def status(
 
     \b
     Exit codes:
-      0 shown   2 no such job   3 cluster problem   (the fate of the job itself is in the phase)
+      0 shown, whatever the fate of the job   2 no such job   3 cluster problem
     """
     if names and all_namespaces:
         raise click.UsageError("--all-namespaces lists jobs: leave NAME out, or name its namespace with -n")

@@ -60,7 +60,7 @@ _OPTIONS = (
     click.option(
         "--checkpoint-every",
         metavar="INTERVAL",
-        help="Save and train on, again and again: 300s, 10m, '500 steps' or auto. Default: off.",
+        help="Interval of checkpoints after which the job trains on: 300s, 10m, '500 steps' or auto. Default: off.",
     ),
     click.option("--label", multiple=True, metavar="K=V", help="Label of the Job and its pods; may be repeated."),
     click.option(
@@ -82,7 +82,7 @@ _OPTIONS = (
         "--resume-on-exit-code",
         type=int,
         multiple=True,
-        help="The job goes on from its last checkpoint after this exit code; may be repeated.",
+        help="The job continues from its last checkpoint after this exit code; may be repeated.",
     ),
     click.option("--identity", help="Owner's identity: submitting twice with the same one makes one job."),
 )
@@ -134,8 +134,8 @@ def submit(
       singularityctl submit --name digits-b --queue training --workers 4 \\
           --start-from digits/digits-a1-g4-5d0c12ab -- python3 train.py
 
-    A job with --start-from goes on from a checkpoint of another job of its namespace, which is held for it in the
-    store. With engine process the saved processes go on, with the command that they were started with.
+    A job with --start-from continues from a checkpoint of another job of its namespace, which is held for it in the
+    store. With engine process the saved processes continue, with the command that they were started with.
 
     \b
     Exit codes:

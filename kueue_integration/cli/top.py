@@ -44,10 +44,10 @@ def top(
     watch: float | None,
     rows: int,
 ) -> None:
-    """Show quota, who holds it, who waits and why, goodput, cost, and what the planner does.
+    """Show quota, the jobs that hold it or wait for it, goodput, cost, and the actions of the planner.
 
-    Cost is there where flavors have prices, device time where tiers promise some. Of the planner there is the last
-    hour: what its policies did or, in a dry run, would have done, and why. Tables without lines are left out.
+    Cost is shown if flavors have prices, and device time if tiers promise a share. The planner's table has the last
+    hour: actions of its policies, done or proposed in a dry run, with the reason. Tables without lines are left out.
 
     \b
     Examples:

@@ -42,8 +42,8 @@ def trace(
 ) -> None:
     """Draw a move of a job: from Kueue's eviction of one attempt to the first step of the next one.
 
-    Each line is a phase, with who worked in it and for how many seconds. The moments in between are the controller's.
-    What lies between two moments is measured by the pods: of all pods, the one that the others waited for.
+    Each line is a phase, with the part that worked in it and its seconds. The controller's clock gives the moments in
+    between. Within two moments the pods measure; with several pods, the slowest one is shown.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 
 @click.command()
 @connection_options
-@click.option("--client", is_flag=True, help="Only of this program: no cluster is asked.")
+@click.option("--client", is_flag=True, help="Only the version of this program: no cluster is asked.")
 @click.option("-o", "--output", type=formats.Output(("table", "json", "yaml")), default="table", show_default=True)
 def version(kubeconfig: str | None, context: str | None, client: bool, output: str) -> None:
     """Show the versions of this program, of the controller in the cluster, of Kueue and of Kubernetes.

@@ -27,44 +27,49 @@ class TrainSpec:
 
     :param name: name of the Job, a DNS label of at most 52 characters (pod names get an index and a suffix)
     :param queue: Kueue LocalQueue in `namespace`
-    :param command: argv of the user's program: one process per rank. The variables of torchrun are set if it starts
-        with torchrun, or if there are several ranks
+    :param command: argv of the user's program, one process per rank. The variables of torchrun are set if the command
+        begins with torchrun, or if there are several ranks
     :param workers: pods wanted
     :param min_workers: fewest pods the job accepts (partial admission); None: `workers`
-    :param world_size: ranks; None: `workers`. A multiple of `workers`. With the process engine it is constant over the
-        life of the job. With the state engine the number of ranks per worker is
+    :param world_size: ranks, a multiple of `workers`; None: `workers`. With the process engine this number is constant
+        over the life of the job; with the state engine the number of ranks per worker is constant
+    :param namespace: namespace of the Job
+    :param priority_class: Kueue WorkloadPriorityClass; None: Kueue's default
     :param image: training image; None: the platform's default
     :param resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}`: requests, and limits for
         everything but CPU and ephemeral storage
-    :param topology: where the pods stand to each other: `{"required": LABEL}` (all in one domain of the level with this
-        node label), `{"preferred": LABEL}`, or `"unconstrained"`; None: the queue's choice
-    :param node_selector: node labels that every pod needs, besides those of the flavor
-    :param tolerations: taints that the pods accept, as in a Pod, besides those of the flavor
+    :param topology: place of the pods relative to each other: `{"required": LABEL}` (all in one domain of the level
+        with this node label), `{"preferred": LABEL}`, or `"unconstrained"`; None: the queue's choice
+    :param node_selector: node labels that every pod needs, besides the labels of the flavor
+    :param tolerations: taints that the pods accept, as in a Pod, besides the tolerations of the flavor
     :param resource_claims: devices by DRA, per pod: `{"name": "gpu", "device_class": "gpu.nvidia.com", "count": 1,
         "selectors": [CEL, ...]}`, or `{"name": "gpu", "template": ResourceClaimTemplate}`
     :param env: literal values (`$(NAME)` is not expanded); PYTHONPATH is put before the platform's
-    :param files: relative path -> text, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
+    :param files: texts by relative path, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
     :param store: fsspec URL of the checkpoint store; None: the platform's default
-    :param engine: `process` saves whole processes of any program, between like machines. `state` saves what the script
-        has given to `singularity_train`, for any machine and number of workers, in pods without privileges. `both`
-        saves processes and, beside them, that state, which a node goes on from that cannot take the processes. `auto`
-        is `state` if the script, or what it imports of `files`, imports `singularity_train`, else `process`
+    :param engine: `process` saves whole processes of any program, between like machines. `state` saves the objects
+        that the script has given to `singularity_train`, for any machine and number of workers, in pods without
+        privileges. `both` saves processes and, beside them, this state, for nodes that cannot take the processes.
+        `auto` is `state` if the script, or a file of `files` that it imports, imports `singularity_train`, else
+        `process`
     :param checkpoint_budget_s: how long Kueue's preemption may be held for a checkpoint, seconds
     :param grace_period_s: terminationGracePeriodSeconds: time for a checkpoint when the hold is off or bypassed
-    :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,
-        or `"auto"` (the interval that loses the least time, from measured cost and failures); None or `"off"`: only
-        when the job is stopped or somebody asks
+    :param checkpoint_every: interval of checkpoints after which the job trains on: `"300s"`, `"10m"`, a number of
+        seconds, `"500 steps"`, or `"auto"` (the interval that loses the least time, from measured cost and failures);
+        None or `"off"`: only when the job is stopped or a user asks
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. None: the
         platform's default, else twice the memory limit and 10 GiB per rank. No limit in pods that have devices or no
         memory limit
-    :param hold: cooperative preemption; False: plain Kueue, checkpoint within the grace period
+    :param hold: whether preemptions wait for a checkpoint; False: plain Kueue, and a checkpoint within the grace period
+    :param volumes, volume_mounts: added to the pods, as in a Pod manifest
+    :param labels, annotations: added to Job and pods
     :param pod_override: a Pod as plain data, merged into the training pods; see `kueue_integration.spec.pod_override`
     :param infrastructure_retries: attempts that may be lost to the infrastructure (a lost node or pod, a kill by the
         kernel) or to `resume_on_exit_codes`. One more fails the job. None: pods and nodes may be lost without limit,
         but only 6 pods killed
-    :param resume_on_exit_codes: exit codes of the program after which the job goes on from its last checkpoint
+    :param resume_on_exit_codes: exit codes of the program after which the job continues from its last checkpoint
     :param identity: owner's identity (label value); submit adopts a live Job with the same one
     """
 

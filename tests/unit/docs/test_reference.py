@@ -86,6 +86,15 @@ def test_a_picture_opens_in_full_size_and_a_file_of_the_repository_is_a_name() -
     )
 
 
+def test_a_name_in_a_table_breaks_between_its_words_only() -> None:
+    pages = loaded(ROOT / "docs/pages.py")
+    row = "<tr><td><code>singularity_jobs_total</code></td><td><code>short_name</code></td></tr>"
+    broken = row.replace("singularity_jobs_total", "singularity_<wbr>jobs_<wbr>total")
+    assert pages.on_post_page(f"<p><code>a_long_name_in_a_text</code></p>{row}") == (
+        f"<p><code>a_long_name_in_a_text</code></p>{broken}"
+    )
+
+
 def test_the_pages_of_the_commands_stand_below_that_of_singularityctl(reference: ModuleType) -> None:
     class Config:
         nav = ({"Reference": [{"singularityctl": "singularityctl.md"}, {"Exit codes": "reference/exit-codes.md"}]},)
