@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from . import (
     checkpoint,
     compare,
+    control_plane,
     dead_cluster,
     hook,
     large_state,
@@ -46,6 +47,7 @@ GROUPS: Sequence[Group] = (
     state_resize.GROUP,
     running_jobs.GROUP,
     dead_cluster.GROUP,
+    control_plane.GROUP,
     scale.ADMISSION,
     scale.EVICTION,
     ui.GROUP,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ..kube.api import Kube
 from ..spec.platform_config import PlatformConfig
-from . import access, authorities, chart, cluster, gates, gpu_probe, jobs, placement, probe, queues, security
+from . import access, authorities, capacity, chart, cluster, gates, gpu_probe, jobs, placement, probe, queues, security
 from .check import FAIL, OK, WARN, Check, guarded
 
 __all__ = ["FAIL", "OK", "WARN", "Check", "run", "run_gpu_probe", "run_probe"]
@@ -51,6 +51,7 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
     if not isinstance(installed, Check):
         found += guarded("store", chart.store(installed))
         found += guarded("controller", chart.controller(kube))
+        found += guarded("controller memory", capacity.controller_memory(kube))
         found += guarded("authorities", authorities.published(installed, now))
         found += guarded("controller RBAC", access.controller(kube))
         found += guarded("lease", chart.lease(kube, now))

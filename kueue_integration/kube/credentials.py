@@ -7,6 +7,7 @@ it takes 80 MB and half a second. Its models are not used, because they drop fie
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -49,7 +50,9 @@ class OfPod:
     def headers(self) -> Mapping[str, str]:
         with self._lock:
             if time.monotonic() - self._read_at >= TOKEN_READ_S:
-                self._token, self._read_at = self._file.read_text().strip() or self._token, time.monotonic()
+                with contextlib.suppress(OSError):  # the one that we have may still be good
+                    self._token = self._file.read_text().strip() or self._token
+                self._read_at = time.monotonic()
             return {"Authorization": f"Bearer {self._token}"}
 
 

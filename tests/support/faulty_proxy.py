@@ -28,6 +28,8 @@ class FaultyProxy:
         self.fired: Counter[str] = Counter()
         self.received = 0
         """Bytes that came from clients."""
+        self.sent = 0
+        """Bytes that came from the server."""
         self.rate = 0.0
         self._fault = ""
         self._after = 0
@@ -114,6 +116,8 @@ class FaultyProxy:
                 passed[source], passed[target] = passed[source] + len(data), 0
                 if request:
                     self.received += len(data)
+                else:
+                    self.sent += len(data)
                 fault = self._takes(passed[source], head)
                 if fault == "cut":
                     _reset(source)

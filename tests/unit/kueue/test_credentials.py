@@ -48,6 +48,8 @@ def test_a_pod_reads_its_new_token(pod: Pod, monkeypatch: pytest.MonkeyPatch) ->
     assert kube.list(NAMESPACE)
     (folder / "token").write_text("")
     assert kube.list(NAMESPACE), "a file that is being written is no new token"
+    (folder / "token").unlink()
+    assert kube.list(NAMESPACE)
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])

@@ -49,6 +49,12 @@ INSTALLED = (
     "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip
 """Of the chart's objects."""
+SHIFTED = """
+import runpy, sys, time
+ahead, right = float(sys.argv.pop(1)), time.time
+time.time = lambda: right() + ahead
+runpy.run_module("kueue_integration.serve", run_name="__main__")
+"""
 
 
 class Cluster:
@@ -63,10 +69,12 @@ class Cluster:
         self.ports: dict[str, int] = {}
         """Of those that run, and of the one that was killed last."""
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, ahead_s: float = 0.0) -> None:
+        """:param ahead_s: of the time, for its clock"""
         api, health = free_ports(2)
+        program = ("-c", SHIFTED, str(ahead_s)) if ahead_s else ("-m", "kueue_integration.serve")
         command = [
-            *(sys.executable, "-m", "kueue_integration.serve", "--identity", name, "--kubeconfig", str(self.config)),
+            *(sys.executable, *program, "--identity", name, "--kubeconfig", str(self.config)),
             *("--namespace", SYSTEM, "--api-port", str(api), "--health-port", str(health)),
         ]
         with (self.folder / f"{name}.log").open("wb") as log:
