@@ -89,8 +89,8 @@ class MultiKueueReconciler:
 
     def stop(self) -> None:
         self._stop.set()
-        self.fleet.stop()
         self._thread.join(timeout=10)
+        self.fleet.stop()  # after the loop, which would connect to its clusters again
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- events ---------------------------------------------------------------------------------------------------
