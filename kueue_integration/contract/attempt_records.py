@@ -14,6 +14,7 @@ from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, json_value, typed
 from singularity_proxy.protocol.messages import CheckpointRef, Gpus
 
+from ..kube.resources import annotation
 from . import annotation_values, job_names
 from .annotation_values import readable
 from .record_types import AttemptRecord
@@ -22,6 +23,8 @@ SCHEMA = 1
 """Number of the format of all that the controller writes on a Job. It grows where an older controller would take a
 record for something that it is not. A field with a default is no such change: older ones keep it."""
 STEPLESS_S = 20.0
+SHORT_NOTE, NOTES_KEPT = 4096, 8192
+"""Notes of so few characters are kept with what they say, so many of them: two of each job, its own and the newest."""
 MAX_COUNT = 10**9
 """Of workers, ranks and attempts: more is a slip, or meant to harm."""
 MAX_BUDGET_S = 999_999
@@ -136,16 +139,23 @@ def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
 
 def noted_progress(job: Mapping[str, Any] | None) -> ProgressNote | Unreadable | None:
     """The same, or why it cannot be read."""
-    return annotation_values.message(job, job_names.ANN_PROGRESS, ProgressNote)
+    text = annotation(job, job_names.ANN_PROGRESS)
+    return note(text) if text else None
 
 
-@functools.lru_cache(256)
 def note(text: str) -> ProgressNote | Unreadable:
     """The progress note that `text` is. Callers must not change it."""
+    return _known_note(text) if len(text) <= SHORT_NOTE else _read_note(text)
+
+
+def _read_note(text: str) -> ProgressNote | Unreadable:
     data = json_value(text, annotation_values.MAX_TEXT)
     if isinstance(data, Unreadable):
-        return data
+        return Unreadable(f"{ProgressNote.__name__}: {data.why}")
     return typed(ProgressNote, data)
+
+
+_known_note = functools.lru_cache(NOTES_KEPT)(_read_note)
 
 
 def trains_since(job: Mapping[str, Any], record: AttemptRecord) -> float | None:

@@ -1,7 +1,8 @@
 """The newest progress of each running job, in memory; and its way into the small objects that others read.
 
-Pods tell progress every few seconds. What they say is kept here at once, and a few threads write it out, the newest of
-each job. Nothing of it is needed to act: after a restart the pods say it again, and the objects have it meanwhile.
+Pods tell progress every few seconds. What they say is kept here at once, and a thread writes it out, the newest of each
+job and many jobs together. Nothing of it is needed to act: after a restart the pods say it again, and the objects have
+it meanwhile.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..contract import attempt_records, progress_objects
 from ..contract.attempt_records import ProgressNote
 from ..errors import AlreadyExists, KubeError, NotFound
-from ..kube.api import Kube
+from ..kube.api import Kube, Patch
 from ..kube.resources import PROGRESS, Object
 from .forever import backoff_s, forever
-from .work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-WRITERS = 4
+ROUND_S = 0.25
+"""Seconds between two looks for what is to be written."""
+BATCH = 64
+"""Notes that are sent together."""
 EVERY_S = 2.0
 """Seconds between two notes of a job, while jobs are few."""
 SLOWEST_S = 8.0
@@ -60,24 +64,21 @@ class Notes:
         self._kube = kube
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
-        self._queue: WorkQueue[str] = WorkQueue()
+        self._due: dict[str, float] = {}
+        """When the newest note of a job is to be written, monotonic seconds."""
         self._failures: dict[str, int] = {}
         self._pace = (float("-inf"), EVERY_S)
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"notes-{number}", daemon=True) for number in range(WRITERS)
-        ]
+        self._thread = threading.Thread(target=self._run, name="notes", daemon=True)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """What is not written yet is written first: the next controller knows no more than these objects."""
         self._stop.set()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     # --- what is known --------------------------------------------------------------------------------------------
     def over(self, job: Object) -> Object:
@@ -116,19 +117,21 @@ class Notes:
             return
         with self._lock:
             held = self._held.setdefault(uid, _Held(text, note))
-            now = held.heard_at = time.monotonic()
+            held.heard_at = time.monotonic()
             if (note.attempt, note.step) < (held.note.attempt, held.note.step):
                 return
             held.text, held.note, held.job, held.shown = text, note, job, None
             if stored:
                 held.written = text
                 return
-            due = held.written_at + 0.8 * self._pace[1] - now
-        self._queue.add(uid, max(0.0, due))
+            self._due.setdefault(uid, held.written_at + 0.8 * self._pace[1])
 
     def seen(self, obj: Object, deleted: bool) -> None:
         """An object has changed: by us, by another replica, or by hand."""
         uid, text = progress_objects.uid_of(obj), progress_objects.note_of(obj)
+        known = self._held.get(uid)
+        if known is not None and known.text == text and not deleted:
+            return  # our own word, as a rule
         note = None if text is None or deleted else attempt_records.note(text)
         with self._lock:
             held = self._held.get(uid)
@@ -144,60 +147,77 @@ class Notes:
     def forget(self, uid: str) -> None:
         with self._lock:
             self._held.pop(uid, None)
+            self._due.pop(uid, None)
             self._failures.pop(uid, None)
 
     # --- writing --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        forever(self._stop, self._turn, threading.current_thread().name)
+        forever(self._stop, self._turn, "notes")
         while self.flush():
             pass
 
     def _turn(self) -> None:
-        uid = self._queue.claim(timeout_s=1.0)
-        if uid is not None:
-            try:
-                self._write(uid)
-            finally:
-                self._queue.done(uid)
+        if not self._write(self._taken(time.monotonic())):
+            self._stop.wait(ROUND_S)
 
     def flush(self) -> bool:
-        """Write the note of one job that has a newer one than its object; whether there was one."""
-        with self._lock:
-            uid = next((u for u, h in self._held.items() if h.job is not None and h.text != h.written), None)
-        return uid is not None and self._write(uid)
+        """Write notes that are newer than their objects; whether there was one, and all of them could be written."""
+        batch = self._taken(float("inf"))
+        self._write(batch)
+        return bool(batch) and not any(uid in self._failures for uid in batch)
 
-    def _write(self, uid: str) -> bool:
+    def _taken(self, now: float) -> list[str]:
+        """Jobs whose notes are due, BATCH of them at most."""
+        with self._lock:
+            found = [uid for uid, due in self._due.items() if due <= now][:BATCH]
+            for uid in found:
+                del self._due[uid]
+        return found
+
+    def _write(self, uids: Sequence[str]) -> bool:
+        """Whether there was as much as can be sent together."""
+        sent: list[tuple[str, Object, str]] = []
+        with self._lock:
+            for uid in uids:
+                held = self._held.get(uid)
+                if held is not None and held.job is not None and held.text != held.written:
+                    sent.append((uid, held.job, held.text))
+                    held.written_at = time.monotonic()
+        if sent:
+            found = self._kube.patch_all(PROGRESS, [_patch(job, text) for _, job, text in sent])
+            for (uid, job, text), error in zip(sent, found, strict=True):
+                self._written(uid, job, text, self._made(job, text) if isinstance(error, NotFound) else error)
+        return len(uids) == BATCH
+
+    def _written(self, uid: str, job: Object, text: str, error: KubeError | None) -> None:
         with self._lock:
             held = self._held.get(uid)
-            if held is None or held.job is None or held.text == held.written:
-                return False
-            job, text = held.job, held.text
-            before, held.written, held.written_at = held.written, text, time.monotonic()
-        try:
-            self._store(job, text)
-            self._failures.pop(uid, None)
-            return True
-        except KubeError as error:
+            if held is None:
+                return
+            if error is None:
+                held.written = text
+                self._failures.pop(uid, None)
+                return
             count = self._failures[uid] = self._failures.get(uid, 0) + 1
-            if count == 1:
-                log.warning("progress of %s/%s: %s", job["metadata"]["namespace"], job["metadata"]["name"], error)
-            with self._lock:
-                if held.written == text:
-                    held.written = before
-            self._queue.add(uid, max(self._pace[1], backoff_s(count)))
-            return False
+            self._due[uid] = time.monotonic() + max(self._pace[1], backoff_s(count))
+        if count == 1:
+            log.warning("progress of %s/%s: %s", job["metadata"]["namespace"], job["metadata"]["name"], error)
 
-    def _store(self, job: Object, text: str) -> None:
-        """Nobody else's word is lost by it: the pods of a job report to one controller. Raises KubeError."""
-        namespace, made = str(job["metadata"]["namespace"]), progress_objects.made_for(job, text)
-        # Who wrote which field is a third of the object, and one controller writes all of it: this drops that.
-        body = {progress_objects.KEY: text, "metadata": {"managedFields": [{}]}}
+    def _made(self, job: Object, text: str) -> KubeError | None:
+        """Make the object, or say what refuses it."""
         try:
-            self._kube.patch(PROGRESS, namespace, made["metadata"]["name"], body)
+            self._kube.create(progress_objects.made_for(job, text))
+        except AlreadyExists:
+            return self._kube.patch_all(PROGRESS, [_patch(job, text)])[0]
         except NotFound:
-            try:
-                self._kube.create(made)
-            except AlreadyExists:
-                self._kube.patch(PROGRESS, namespace, made["metadata"]["name"], body)
-            except NotFound:
-                log.debug("the namespace is gone, or the kind is not served here")
+            log.debug("the namespace is gone, or the kind is not served here")
+        except KubeError as error:
+            return error
+        return None
+
+
+def _patch(job: Object, text: str) -> Patch:
+    """Nobody else's word is lost by it: the pods of a job report to one controller."""
+    # Who wrote which field is a third of the object, and one controller writes all of it: this drops that.
+    body = {progress_objects.KEY: text, "metadata": {"managedFields": [{}]}}
+    return str(job["metadata"]["namespace"]), progress_objects.name_of(job), body

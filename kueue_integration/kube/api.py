@@ -10,7 +10,7 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import NotFound
+from ..errors import KubeError, NotFound
 from .resources import (
     ACCESS_REVIEW,
     JOB,
@@ -25,6 +25,9 @@ from .resources import (
     label,
     selector,
 )
+
+Patch = tuple[str | None, str, Mapping[str, Any]]
+"""Namespace and name of an object, and a merge patch."""
 
 
 class Kube(abc.ABC):
@@ -133,6 +136,20 @@ class Kube(abc.ABC):
     def list(self, kind: Kind, namespace: str | None = None, selector: str | None = None) -> list[Object]:
         """All objects of a kind."""
         return self.list_versioned(kind, namespace, selector)[0]
+
+    def patch_all(self, kind: Kind, patches: Sequence[Patch]) -> Sequence[KubeError | None]:
+        """Patch many objects of one kind, each by itself. Return for each what refused it, in their order.
+
+        A patch may arrive twice, so it must mean the same then. Raises nothing.
+        """
+        found: list[KubeError | None] = []
+        for namespace, name, body in patches:
+            try:
+                self.patch(kind, namespace, name, body)
+                found.append(None)
+            except KubeError as error:
+                found.append(error)
+        return found
 
     def find(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         """One object, None if there is none."""

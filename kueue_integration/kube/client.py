@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import ssl
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import urllib3
+from urllib3.util.ssl_ import create_urllib3_context, resolve_cert_reqs
 
 from singularity_proxy.protocol import VERSION, decode
 
-from ..errors import Unreachable
+from ..errors import KubeError, Unreachable
+from . import pipelines
 from .answers import LISTEN_S, broken_watch, refusal, verb, watch_query
-from .api import Kube, with_precondition
+from .api import Kube, Patch, with_precondition
 from .resources import POD, Kind, Object, kind_of
 
 __all__ = ["ApiKube", "Kube"]
@@ -72,6 +76,8 @@ class ApiKube(Kube):
         self._told = told
         self.server = credentials.server
         self._timeout_s = timeout_s
+        self._patching = threading.Lock()
+        self._pipelines: pipelines.Pipelines | None = None
 
     @property
     def has_token(self) -> bool:
@@ -191,6 +197,30 @@ class ApiKube(Kube):
         full = with_precondition(body, resource_version)
         return self._json("PATCH", kind.path(namespace, name, subresource), body=full, content_type=MERGE_PATCH)
 
+    def patch_all(self, kind: Kind, patches: Sequence[Patch]) -> Sequence[KubeError | None]:
+        if isinstance(self.credentials.pool, urllib3.ProxyManager):
+            return super().patch_all(kind, patches)  # a proxy may know one request at a time
+        given = {"Accept": "application/json", "Content-Type": MERGE_PATCH, "User-Agent": self._agent}
+        headers, host = [*{**given, **self.credentials.headers()}.items()], urlsplit(self.server).netloc
+        paths = [kind.path(namespace, name) for namespace, name, _ in patches]
+        bodies = [json.dumps(body).encode() for _, _, body in patches]
+        sent = [pipelines.request("PATCH", host, path, headers, body) for path, body in zip(paths, bodies, strict=True)]
+        with self._patching:
+            try:
+                self._pipelines = self._pipelines or _pipelines_to(self.credentials, self._timeout_s)
+            except OSError as error:  # an `ssl.SSLError` is one
+                problem = Unreachable(f"a certificate for {self.server} cannot be used: {error}")
+                return [problem] * len(patches)
+            answers = self._pipelines.exchange(sent)
+        return [self._refused(path, answer) for path, answer in zip(paths, answers, strict=True)]
+
+    def _refused(self, path: str, answer: pipelines.Answer | OSError) -> KubeError | None:
+        if isinstance(answer, OSError):
+            self._told("patch", self._timeout_s, True)
+            return Unreachable(f"PATCH {self.server}{path}: no answer from the API server: {answer}")
+        self._told("patch", answer.took_s, answer.status == 429 or answer.status >= 500)
+        return None if 200 <= answer.status < 300 else refusal("PATCH", path, answer.status, answer.body)
+
     def delete(
         self,
         kind: Kind,
@@ -253,6 +283,23 @@ class ApiKube(Kube):
             raise Unreachable(f"GET {path}: the stream broke off: {error}") from error
         finally:
             response.close()
+
+
+def _pipelines_to(credentials: Credentials, silent_s: float) -> pipelines.Pipelines:
+    """Connections with the TLS that all other requests have. Raises OSError."""
+    given, tls = credentials.pool.connection_pool_kw, None
+    if credentials.server.startswith("https:"):
+        tls = create_urllib3_context(cert_reqs=resolve_cert_reqs(given.get("cert_reqs")))
+        if given.get("assert_hostname") is False:
+            tls.check_hostname = False
+        if given.get("ca_certs"):
+            tls.load_verify_locations(given["ca_certs"])
+        elif tls.verify_mode is not ssl.CERT_NONE:
+            tls.load_default_certs()
+        if given.get("cert_file"):
+            tls.load_cert_chain(given["cert_file"], given.get("key_file"))
+    name = given.get("server_hostname")
+    return pipelines.Pipelines(credentials.server, tls, name, min(CONNECT_TIMEOUT_S, silent_s / 4), silent_s)
 
 
 def _decoded(method: str, path: str, data: bytes) -> Object:

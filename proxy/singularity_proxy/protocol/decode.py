@@ -231,9 +231,7 @@ def _parsed(text: object, most_bytes: int, halves: bool) -> Any:
     if _too_deep(data):
         raise _WrongError(f"not valid JSON: nested deeper than {MAX_DEPTH}")
     try:
-        value = json.loads(
-            text, parse_int=_int, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object
-        )
+        value = _DECODER.decode(text)
     except _WrongError:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
@@ -281,6 +279,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise _WrongError(f"not valid JSON: key {_quoted(twice)} comes twice")
     return found
+
+
+_DECODER = json.JSONDecoder(parse_int=_int, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object)
 
 
 # --- types ----------------------------------------------------------------------------------------------------------
@@ -392,10 +393,7 @@ def _reader(hint: Any) -> _Reader:
     if origin is Literal:
         return lambda where, value, strict: _one_of(where, value, args)
     if origin is list:
-        item = _reader(args[0])
-        return lambda where, value, strict: [
-            item(f"{where}[{i}]", v, strict) for i, v in enumerate(_of_type(where, list, value))
-        ]
+        return _list_reader(_reader(args[0]), _within(args[0]))
     if origin is dict:
         entry = _reader(args[1])
         return lambda where, value, strict: {
@@ -404,6 +402,28 @@ def _reader(hint: Any) -> _Reader:
     if dataclasses.is_dataclass(hint):
         return lambda where, value, strict: _built(typing.cast(Any, hint), value, where, strict)
     raise AssertionError(f"no way to read {hint}")  # a mistake of ours, whatever the text
+
+
+def _within(hint: Any) -> Within | None:
+    """The bounds of a float; None for all other types."""
+    inner, *extra = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    if inner is not float:
+        return None
+    return next((each for each in extra if isinstance(each, Within)), _ANY_FLOAT)
+
+
+def _list_reader(item: _Reader, bounds: Within | None) -> _Reader:
+    """`bounds`: of items that are floats. A curve has many, and looking at each takes ten times as long."""
+
+    def read(where: str, value: Any, strict: bool) -> list[Any]:
+        found: list[Any] = _of_type(where, list, value)
+        if bounds is not None and found and set(map(type, found)) <= {int, float} and math.isfinite(sum(found)):
+            least, most = min(found), max(found)
+            if max(bounds.least, -MAX_WHOLE) <= least and most <= min(bounds.most, MAX_WHOLE):
+                return [*map(float, found)]
+        return [item(f"{where}[{i}]", each, strict) for i, each in enumerate(found)]
+
+    return read
 
 
 def _annotated(inner: Any, extra: tuple[Any, ...]) -> _Reader:

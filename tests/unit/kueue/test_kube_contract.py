@@ -52,6 +52,16 @@ def job(ns: str, name: str = "j") -> dict[str, Any]:
     }
 
 
+def test_many_patches_each_by_itself(kube: Kube, ns: str) -> None:
+    for name in ("a", "b"):
+        kube.create(config(ns, name, k="v"))
+    for _ in range(2):
+        patches = [(ns, "a", {"data": {"k": "w"}}), (ns, "none", {}), (ns, "b", {"data": {"k": None, "l": "x"}})]
+        assert [type(each) for each in kube.patch_all(CONFIG_MAP, patches)] == [type(None), NotFound, type(None)]
+    assert [kube.get(CONFIG_MAP, ns, name)["data"] for name in ("a", "b")] == [{"k": "w"}, {"l": "x"}]
+    assert kube.patch_all(CONFIG_MAP, []) == []
+
+
 def test_create_get_and_names_that_are_taken(kube: Kube, ns: str) -> None:
     made = kube.create(config(ns, k="v"))
     assert made["metadata"]["uid"] and made["metadata"]["resourceVersion"] and made["metadata"]["creationTimestamp"]
