@@ -28,14 +28,24 @@ V = TypeVar("V")
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 CACHE_S = 60.0
+STALE_S = 240.0
+"""For so much longer at most, a token that was accepted is believed while the API server does not say what it thinks of
+it now. One that answers is asked at once after CACHE_S, so this is for one that is slow or away: no commit and no note
+waits for it. The longest life of a token that is no longer good is therefore CACHE_S where the API server answers, and
+CACHE_S + STALE_S where it does not. In that time it says what it could say before, for the same attempt of the same
+job, and only while our copy of the pods has its pod, by UID: a pod that is seen to go is heard no more, whatever its
+token. All that it says except progress is written through the API server, the very one that does not answer.
+"""
 CACHE_MAX = 10_000
 LONGEST = 8192
 """Bytes of a token: ten times what the API server makes."""
 SKEW_S = 60.0
 """Seconds after its expiry for which a token is still sent to the API server, whose clock decides."""
 REVIEWERS = 4
-WAITING = 64
-"""Reviews at a time, waiting ones included."""
+WAITING = 512
+"""Reviews at a time, waiting ones included: at most 4 MB of tokens. After a restart all jobs ask at once."""
+KEPT = 64
+"""Of these, for tokens that were accepted before: no flood of others keeps a pod from being heard again."""
 FREE = 10.0
 AGAIN_S = 6.0
 """An address may cause FREE refusals in a row, and one more after each AGAIN_S."""
@@ -51,7 +61,7 @@ class Speaker:
 
 
 class Reviews:
-    """A reviewed token is believed for a minute: pods report once a second.
+    """A reviewed token is believed for a minute: pods report once a second. Then it is reviewed beside its calls.
 
     `now`: the API server's time, Unix seconds. `refused(cause)` is called for each refusal; there are only a few
     causes.
@@ -90,16 +100,25 @@ class Reviews:
         if why:
             raise self._no("form", why)
         running = self._running.get(digest)
+        full = len(self._running) >= WAITING - (KEPT if found is None else 0)
+        if found is not None and found[0] + STALE_S > moment:
+            if running is None and not full:
+                self._begin(digest, token, address)
+            return found[1]
         if running is None:
             # A token that was accepted before is reviewed again, however many others at this address (for example a
             # NAT) are refused.
-            if len(self._running) >= WAITING or (found is None and self._allowance(address, moment) < 1.0):
+            if full or (found is None and self._allowance(address, moment) < 1.0):
                 raise self._no("limit", "too many unknown tokens: ask again", 429)
-            self._charge(address, 1.0)
-            running = asyncio.get_running_loop().run_in_executor(self._pool, self._review, token)
-            self._running[digest] = running
-            running.add_done_callback(lambda done: self._reviewed(digest, address, done))
+            running = self._begin(digest, token, address)
         return await asyncio.shield(running)
+
+    def _begin(self, digest: bytes, token: str, address: str) -> asyncio.Future[Speaker]:
+        self._charge(address, 1.0)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, self._review, token)
+        self._running[digest] = running
+        running.add_done_callback(lambda done: self._reviewed(digest, address, done))
+        return running
 
     def _no(self, cause: str, text: str, status: int = 401) -> RefusedError:
         self._tell(cause)

@@ -659,6 +659,40 @@ async def test_who_was_heard_before_is_heard_again_in_a_flood_from_its_address(s
     assert (await served.post("/v1/commit", COMMIT))[0] == 200
 
 
+async def test_who_was_heard_waits_for_no_review(served, monkeypatch):
+    """Two thousand leaders are reviewed again each minute: an API server that is slow must not silence them."""
+    monkeypatch.setattr("kueue_integration.controller.sidecar_api.tokens.CACHE_S", 0.0)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    served.kube.review_s, began = 5.0, time.monotonic()
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    assert (await served.post("/v1/hello", HELLO, "leader"))[0] in (200, 202, 400)
+    assert time.monotonic() - began < 4, "it waited for the review"
+    await eventually(lambda: reviews(served) == 2)
+
+
+@pytest.mark.parametrize("stale_s", [0.0, 60.0])
+async def test_a_token_that_is_no_longer_good_is_refused_once_that_is_known(served, monkeypatch, stale_s):
+    monkeypatch.setattr("kueue_integration.controller.sidecar_api.tokens.CACHE_S", 0.0)
+    monkeypatch.setattr("kueue_integration.controller.sidecar_api.tokens.STALE_S", stale_s)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    served.kube.tokens[served.tokens["leader"]] = {"authenticated": False}
+    first, _ = await served.post("/v1/commit", COMMIT)
+    assert first == (200 if stale_s else 401), "nobody is believed for longer than STALE_S without a review"
+    await eventually(lambda: served.metrics.value("singularity_tokens_refused_total", "review") == 1)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 401
+
+
+async def test_unknown_tokens_leave_places_to_those_that_were_heard(served, monkeypatch):
+    for name, value in (("CACHE_S", 0.0), ("STALE_S", 0.0), ("WAITING", 4), ("KEPT", 2)):
+        monkeypatch.setattr(f"kueue_integration.controller.sidecar_api.tokens.{name}", value)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    served.kube.review_s = 1.0
+    flood = [asyncio.ensure_future(served.post("/v1/commit", COMMIT, jwt(f"y{number}"))) for number in range(6)]
+    await eventually(lambda: served.metrics.value("singularity_tokens_refused_total", "limit") == 4)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    assert sorted([(await each)[0] for each in flood]) == [401, 401, 429, 429, 429, 429]
+
+
 async def test_no_namespace_takes_all_threads(served):
     shares = Shares()
     running, most, lock = 0, 0, threading.Lock()
