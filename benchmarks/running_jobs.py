@@ -13,6 +13,7 @@ import os
 import random
 import re
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -212,7 +213,7 @@ class Serving:
 def serving(server: ApiServer, folder: Path, api: int, health: int) -> Iterator[Serving]:
     secret = folder / "secret"
     secret.mkdir()
-    (secret / "peer-key").write_bytes(os.urandom(64))
+    (secret / "peer-key").write_text(secrets.token_hex(32))
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     where = ["-keyout", str(secret / "tls.key"), "-out", str(secret / "tls.crt")]
     named = ["-days", "2", "-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
