@@ -7,9 +7,10 @@ places are taken, the oldest connection that has proved nothing makes room for t
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from asyncio import sslproto
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,8 +22,14 @@ MOST_OF_ONE: Final = 1024
 IDLE_S: Final = 20.0
 """Until the first request is there, and between two."""
 HANDSHAKE_S: Final = 5.0
+AT_ONCE: Final = 8
+"""Handshakes that begin between two looks at all connections. After a restart thousands come at once: if all began,
+none would be done in time, and each would begin again."""
 TLS_BUFFER: Final = 32 * 1024
 """Bytes that a TLS connection holds for reading: two records. asyncio's own 256 KiB are 500 MB for 2,000 jobs."""
+
+_CLOSE_WAIT: Final = 8
+"""The state in Linux' `tcp_info` of a connection that the peer has closed."""
 
 Protocols = Callable[[], asyncio.Protocol]
 Shortcut = Callable[[bytes], bytes | None]
@@ -47,6 +54,7 @@ class Listener:
         self._connections: dict[asyncio.Protocol, Connection] = {}
         self._strangers: dict[Connection, None] = {}  # the oldest first
         self._of: Counter[str] = Counter()
+        self._turns: deque[Connection] = deque()
         self.refused = 0
         """Connections that were ended for want of a place."""
 
@@ -123,6 +131,20 @@ class Listener:
         connection.address = address
         return True
 
+    def handshake(self, connection: Connection) -> None:
+        """Let a connection begin its handshake in its turn."""
+        self._turns.append(connection)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        begun = 0
+        while self._turns and begun < AT_ONCE:
+            begun += self._turns[0].encrypt()
+            self._turns.popleft()
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._begin_some)
+
     def leave(self, connection: Connection) -> None:
         """Take the place of a connection back. Idempotent."""
         if self._connections.pop(connection.handler, None) is None:
@@ -157,7 +179,16 @@ class Connection(asyncio.Protocol):
             self._begin(transport)
         else:
             transport.pause_reading()
-            self._handshake = asyncio.get_running_loop().create_task(self._encrypt(transport, self._listener.tls))
+            self._listener.handshake(self)
+
+    def encrypt(self) -> bool:
+        """Begin the handshake. False: the peer has gone away while it waited for its turn."""
+        raw, tls = self._transport, self._listener.tls
+        if not isinstance(raw, asyncio.Transport) or tls is None or raw.is_closing() or _left(raw):
+            self.abort()
+            return False
+        self._handshake = asyncio.get_running_loop().create_task(self._encrypt(raw, tls))
+        return True
 
     async def _encrypt(self, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
@@ -217,3 +248,12 @@ class Connection(asyncio.Protocol):
         self._listener.leave(self)
         if self._begun:
             self.handler.connection_lost(exc)
+
+
+def _left(transport: asyncio.Transport) -> bool:
+    """Whether the peer has closed a connection that nobody reads: only the kernel knows it then."""
+    raw = transport.get_extra_info("socket")
+    try:
+        return bool(raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSE_WAIT)
+    except OSError:
+        return True

@@ -155,6 +155,33 @@ async def test_a_caller_with_a_request_is_answered_beside_thousands_who_say_noth
             one.close()
 
 
+async def test_a_herd_is_let_in_by_turns_and_who_has_gone_costs_no_handshake(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of jobs come at once after a restart. Those that have given up must not take the time of the others."""
+    begun: list[listener_module.Connection] = []
+    encrypt = listener_module.Connection._encrypt
+
+    async def counted(self: listener_module.Connection, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        begun.append(self)
+        await encrypt(self, raw, tls)
+
+    monkeypatch.setattr(listener_module.Connection, "_encrypt", counted)
+    async with Server(Listener()).running(contexts[0]) as server:
+        for _ in range(60):  # all before the server sees the first
+            one = socket.create_connection(("127.0.0.1", server.listener.port))
+            one.close()
+        alive = [
+            asyncio.open_connection("127.0.0.1", server.listener.port, ssl=contexts[1], server_hostname="localhost")
+            for _ in range(40)
+        ]
+        for streams in await asyncio.gather(*alive):
+            assert await ask(streams) == b"HTTP/1.1 200 OK"
+            streams[1].close()
+        assert len(begun) == 40
+        await eventually(lambda: server.listener.open == 0)
+
+
 async def test_a_tls_connection_holds_two_records(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     async with Server(Listener()).running(contexts[0]) as server:
         streams = await asyncio.open_connection(
