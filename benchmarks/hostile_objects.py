@@ -1,4 +1,4 @@
-"""What one tenant can do to the controller's memory with objects: suspended Jobs of a megabyte each, which need no quota.
+"""What one tenant's objects do to the controller's memory: suspended Jobs of a megabyte each, which need no quota.
 
 A real API server has them. A process with the controller's copies lists them.
 """
@@ -58,7 +58,8 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
         raise RuntimeError(f"{found['jobs']} of {count} Jobs were listed")
     about = f"{count} Jobs of 1 MB: at rest {found['rest']:.0f} MB, peak {found['peak']:.0f}, then {found['now']:.0f}"
     say(about)
-    return {"hostile_objects_rss_mb": Measured(found["peak"] - found["rest"], [[found["peak"]], [found["rest"]]], about)}
+    runs = [[found["peak"]], [found["rest"]]]
+    return {"hostile_objects_rss_mb": Measured(found["peak"] - found["rest"], runs, about)}
 
 
 def _job(number: int) -> dict[str, object]:
@@ -66,7 +67,8 @@ def _job(number: int) -> dict[str, object]:
     pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "example/none:1", "env": [large]}]}
     labels = {job_names.LABEL_MANAGED: "true"}
     meta = {"name": f"large-{number}", "namespace": "default", "labels": labels}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"suspend": True, "template": {"spec": pod}}}
+    spec = {"suspend": True, "template": {"spec": pod}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
 
 
 GROUP = Group(
