@@ -328,17 +328,17 @@ def compact(obj: Object) -> Object:
     """
     meta, spec = dict(obj["metadata"]), dict(obj.get("spec") or {})
     meta.pop("managedFields", None)
-    if job_names.ANN_RESULT in (meta.get("annotations") or {}):  # read once, by the worker that ends the task
-        meta["annotations"] = {**meta["annotations"]}
-        del meta["annotations"][job_names.ANN_RESULT]
+    kept = dict(meta.get("annotations") or {})
+    if kept.pop(job_names.ANN_RESULT, None) is not None:  # read once, by the worker that ends the task
+        meta["annotations"] = kept
     for name in ("podFailurePolicy", "selector"):
         spec.pop(name, None)
     if "template" in spec:
         spec["template"] = _grace(spec["template"])
     if "podSets" in spec:
         spec["podSets"] = [{key: value for key, value in each.items() if key != "template"} for each in spec["podSets"]]
-    kept: Object = _strings.shared({**obj, "metadata": meta, "spec": spec})
-    return kept
+    small: Object = _strings.shared({**obj, "metadata": meta, "spec": spec})
+    return small
 
 
 def _grace(template: Object) -> Object:

@@ -47,6 +47,7 @@ READERS = {
     "kueue_integration/overview/objects.py": "of a pod template; others are copied for a caller that knows its own",
 }
 """File outside of READER_FOLDERS that reads annotations -> whose."""
+DOMAIN = "singularity.dev/"
 ERROR_TREES = {
     "kueue_integration/errors.py": "SingularityError",
     "airflow_provider/exceptions.py": "SingularityProviderError",
@@ -217,22 +218,46 @@ def printed(root: Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}:{number}: prints without `output.echo`: {line.strip()}"
 
 
-def _is_read(node: ast.AST) -> bool:
-    """Whether the text of an annotation of ours is taken from an object here."""
+def _carriers(tree: ast.Module) -> set[str]:
+    """Names that a module gives to the annotations of an object."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            parts = {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+            made = isinstance(node.value, ast.Dict | ast.DictComp)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id for each in targets if isinstance(each, ast.Name) and "annotations" in parts and not made}
+    return found
+
+
+def _is_read(node: ast.AST, carriers: set[str]) -> bool:
+    """Whether the text of an annotation of ours is taken from an object here, or looked for."""
+
+    def of_object(each: ast.AST) -> bool:
+        return "annotations" in ast.unparse(each) or (isinstance(each, ast.Name) and each.id in carriers)
+
+    def ours(each: ast.AST) -> bool:
+        text = ast.unparse(each)
+        return ".ANN_" in f".{text}" or text.strip("'\"").startswith(DOMAIN)
+
     if isinstance(node, ast.Call):
         called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        reads = called in ANNOTATION_READS or (called == "get" and "annotations" in ast.unparse(node.func))
-        return reads and any(".ANN_" in f".{ast.unparse(each)}" for each in node.args[:2])
+        its = isinstance(node.func, ast.Attribute) and of_object(node.func.value)
+        reads = called in ANNOTATION_READS or (called == "get" and its)
+        return reads and any(ours(each) for each in node.args[:2])
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-        return "annotations" in ast.unparse(node.value) and ".ANN_" in f".{ast.unparse(node.slice)}"
+        return of_object(node.value) and ours(node.slice)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+        return ours(node.left) and of_object(node.comparators[0])
     return False
 
 
 def _reads(tree: ast.Module) -> Iterator[int]:
     """Yield lines that read annotations, or import what reads them."""
+    carriers = _carriers(tree)
     for node in ast.walk(tree):
         names = {each.name for each in node.names} if isinstance(node, ast.ImportFrom) else set()
-        if names & {"annotation", "annotation_values"} or _is_read(node):
+        if names & {"annotation", "annotation_values"} or _is_read(node, carriers):
             yield getattr(node, "lineno", 0)
 
 

@@ -26,9 +26,12 @@ DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
         {"kueue_integration/jobs/a.py": "annotation(job, a.ANN_A)\nwhole(job, ANN_B)\nx['annotations'][ANN_C]\n"
                                         "x['annotations'][ANN_C] = 1\nwritten(job, ANN_D)\nannotations.get(ANN_E)\n",
          "kueue_integration/jobs/c.py": "from ..kube.resources import annotation\n",
+         "kueue_integration/jobs/d.py": "n = m.get('annotations') or {}\nn.get(a.ANN_A)\na.ANN_B in n\nn[a.ANN_C]\n"
+                                        "m['annotations'].get('singularity.dev/step')\nn.pop(ANN_D)\nn[a.ANN_E] = 1\n",
          "kueue_integration/controller/lease.py": "x = 1\n", "kueue_integration/drain/nodes.py": "message(n, ANN_F)\n",
          "kueue_integration/contract/b.py": "annotation(job, names.ANN_A)"},
-        ["lease.py: reads no", "a.py:1", "a.py:2", "a.py:3", "a.py:6", "c.py:1"],
+        ["lease.py: reads no", "a.py:1", "a.py:2", "a.py:3", "a.py:6", "c.py:1", "d.py:2",
+         "d.py:3", "d.py:4", "d.py:5"],
     ),
     "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
                      for name, top in checks.ERROR_TREES.items()}, ["should draw", "Other is not below"] * 7),
