@@ -20,7 +20,9 @@ from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
 from .controller.published import Publisher
 from .controller.reconciler import Reconciler
-from .controller.sidecar_api.http import Api, Hub, health_app
+from .controller.sidecar_api.http import Api
+from .controller.sidecar_api.hub import Hub
+from .controller.sidecar_api.probes import health_app
 from .errors import SingularityError
 from .job import states
 from .kube import server_time

@@ -1,4 +1,4 @@
-"""The HTTPS API of the sidecars (paths and messages: `protocol.messages`), and the plain port of the probes.
+"""The HTTPS API of the sidecars (paths and messages: `protocol.messages`).
 
 Every replica answers: the Job has all the data that it needs. Calls of the Kubernetes API block, so they run in
 threads.
@@ -6,17 +6,12 @@ threads.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from singularity_proxy.protocol import VERSION
 from singularity_proxy.protocol.decode import Unreadable, whole
@@ -48,11 +43,12 @@ from ..errors import RefusedError
 from ..metrics import Metrics
 from ..snapshot import Job, Pod, required
 from . import pod_identity, reports, shortcut, tokens
+from .hub import Hub
+from .probes import Handler, marked
 from .shares import Lane, Shares
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 LONG_POLL_S = 20.0
 HELLO_POLL_S = 5.0
 """A hello waits as long for the leader's address, if the pod waits as well."""
@@ -62,68 +58,10 @@ WRITE_TRIES = 8
 MAX_BODY = 64 * 1024
 """Bytes: ten times the largest message of a pod. Reading a body takes time from all other calls."""
 
-SCRAPE_S = 1.0
-"""Age of the metrics' text at which it is made again."""
 MAX_VERSION = 20
 """Characters of a release that a pod tells."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Change = Callable[[Object], Annotations | None]
-
-
-Key = tuple[str, str, bool]
-
-
-class Hub:
-    """Wakes the long polls of a Job. `notify` may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[Key, set[asyncio.Event]] = {}
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def notify(self, namespace: str, job: str, leader: bool = True) -> None:
-        """`leader`: what has changed is the Job itself, or its first pod."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, namespace, job, leader)
-
-    def _wake(self, namespace: str, job: str, leader: bool) -> None:
-        for narrow in (False, True) if leader else (False,):
-            for event in self._waiting.get((namespace, job, narrow), ()):
-                event.set()
-
-    def waiting(self, namespace: str, job: str) -> int:
-        """How many long polls of a Job wait."""
-        return sum(len(self._waiting.get((namespace, job, narrow), ())) for narrow in (False, True))
-
-    async def until(
-        self, namespace: str, job: str, look: Callable[[], T | None], timeout_s: float, leader: bool = False
-    ) -> T | None:
-        """The first non-None result of `look`, called now and after every change; None after `timeout_s` seconds.
-
-        :param leader: changes of the Job and of its first pod are enough. All pods of a job that starts wait so, and
-            each of its pods changes several times meanwhile
-        """
-        event, key = asyncio.Event(), (namespace, job, leader)
-        end = time.monotonic() + timeout_s
-        self._waiting.setdefault(key, set()).add(event)
-        try:
-            while True:
-                event.clear()
-                result = look()
-                left = end - time.monotonic()
-                if result is not None or left <= 0:
-                    return result
-                try:
-                    await asyncio.wait_for(event.wait(), left)
-                except (asyncio.TimeoutError, TimeoutError):
-                    return look()
-        finally:
-            self._waiting[key].discard(event)
-            if not self._waiting[key]:
-                del self._waiting[key]
 
 
 class Api:
@@ -152,7 +90,7 @@ class Api:
         self.listener.shortcut = self._shortcut
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_marked(self.listener), _errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[marked(self.listener), _errors])
         app.router.add_post("/v1/hello", self._hello)
         app.router.add_get("/v1/commands", self._commands)
         app.router.add_post("/v1/progress", self._progress)
@@ -451,54 +389,6 @@ class Api:
         return _json({})
 
 
-class _Scrapes:
-    """The text of the metrics, made in a thread of its own, at most once a second however many ask."""
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        self._text = text
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
-        self._made: asyncio.Future[str] | None = None
-        self._at = 0.0
-
-    async def newest(self) -> str:
-        if self._made is None or (self._made.done() and time.monotonic() - self._at >= SCRAPE_S):
-            self._made = asyncio.get_running_loop().run_in_executor(self._thread, self._text)
-            self._made.add_done_callback(self._done)
-        return await asyncio.shield(self._made)
-
-    def _done(self, made: asyncio.Future[str]) -> None:
-        self._at = time.monotonic()
-
-    async def close(self, app: web.Application) -> None:
-        self._thread.shutdown(wait=False)
-
-
-def health_app(
-    ready: Callable[[], str], alive: Callable[[], str], metrics: Metrics, listener: Listener | None = None
-) -> web.Application:
-    """`ready` and `alive` return what is wrong, "" when nothing is."""
-
-    def probe(check: Callable[[], str]) -> Handler:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            problem = check()
-            return web.Response(status=503 if problem else 200, text=(problem or "ok") + "\n")
-
-        return answer
-
-    scrapes = _Scrapes(metrics.text)
-
-    async def numbers(request: web.Request) -> web.StreamResponse:
-        text = await scrapes.newest()
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    app = web.Application(middlewares=[_marked(listener)] if listener is not None else [])
-    app.on_cleanup.append(scrapes.close)
-    app.router.add_get("/healthz", probe(alive))
-    app.router.add_get("/readyz", probe(ready))
-    app.router.add_get("/metrics", numbers)
-    return app
-
-
 def _behind(copy: Object, job: Object, attempt: int) -> bool:
     return bool(copy["metadata"]["uid"] != job["metadata"]["uid"] or required(Job.parse(copy).attempt) < attempt)
 
@@ -519,17 +409,6 @@ def _number(value: str | None, name: str) -> int:
     if isinstance(found, Unreadable):
         raise RefusedError(400, f"query parameter {name} = {text[:40]!r}: {found.why}")
     return found
-
-
-def _marked(listener: Listener) -> Middleware:
-    """Tells the listener which connections have work."""
-
-    @web.middleware
-    async def marked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        with listener.busy(request.protocol):
-            return await handler(request)
-
-    return marked
 
 
 @web.middleware

@@ -24,7 +24,9 @@ from kueue_integration.controller import notes as notes_module
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import http as api_module
-from kueue_integration.controller.sidecar_api.http import Api, Hub, health_app
+from kueue_integration.controller.sidecar_api.http import Api
+from kueue_integration.controller.sidecar_api.hub import Hub
+from kueue_integration.controller.sidecar_api.probes import health_app
 from kueue_integration.controller.sidecar_api.shares import SHARE, Shares
 from kueue_integration.errors import Conflict, Forbidden, Unreachable
 from kueue_integration.jobs import loss_curve

@@ -16,7 +16,7 @@ from aiohttp import web
 from test_controller_api import certificate, eventually  # noqa: F401 - the fixture
 
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.sidecar_api.http import _marked, health_app
+from kueue_integration.controller.sidecar_api.probes import health_app, marked
 from singularity_proxy.protocol import listener as listener_module
 from singularity_proxy.protocol.listener import Listener, Protocols
 
@@ -31,7 +31,7 @@ class Server:
 
     @asynccontextmanager
     async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-        app = web.Application(middlewares=[_marked(self.listener)])
+        app = web.Application(middlewares=[marked(self.listener)])
         for path in ("/", "/known", "/held"):
             app.router.add_get(path, self._answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
