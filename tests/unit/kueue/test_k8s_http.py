@@ -174,13 +174,13 @@ def test_a_list_is_read_in_pages_of_one_moment(server: Server) -> None:
     assert first[0][0]["kind"] == "Job"
 
 
-def test_objects_of_a_megabyte_come_a_few_at_a_time(server: Server) -> None:
+def test_objects_of_half_a_megabyte_come_a_few_at_a_time(server: Server) -> None:
     meta = {"resourceVersion": "7", "continue": "x"}
-    server.chunks = [json.dumps({"metadata": meta, "items": [{"metadata": {"name": "a" * (1 << 20)}}]}).encode()]
+    server.chunks = [json.dumps({"metadata": meta, "items": [{"metadata": {"name": "a" * (1 << 19)}}]}).encode()]
     pages = kube(server.url).pages(JOB)
     next(pages)
     next(pages)
-    assert [path.partition("?")[2] for _, path, _, _ in server.asked] == ["limit=25", "limit=7&continue=x"]
+    assert [path.partition("?")[2] for _, path, _, _ in server.asked] == ["limit=25", "limit=3&continue=x"]
 
 
 def test_a_list_whose_moment_is_forgotten_half_way_is_gone(server: Server) -> None:
