@@ -11,6 +11,8 @@ from typing import Any
 
 _FOLDERS = "proxy|kueue_integration|airflow_provider|benchmarks|dags|tests|charts|images|localcluster"
 _REPOSITORY_LINK = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+((?:{_FOLDERS})[^)]*)\)")
+_LISTS = ("reference/", "metrics.md")
+"""Pages whose tables are lists of names: parameters, values, annotations, metrics."""
 _CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)[^<]{16,}(?=</code>)")
 _JOINT = re.compile(r"(?<=[a-z0-9)][_./=:])(?=[\w{(])")
@@ -35,11 +37,12 @@ def on_page_content(html: str, **_: Any) -> str:
     return _PICTURE.sub(lambda match: f'<a class="picture" href="{match[1]}">{match[0]}</a>', html)
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """Let a long name in a table break behind `_`, `.`, `/`, `=` and `:`, and never within a word. The search has read
-    the page before."""
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Let a long name in a table break behind `_`, `.`, `/`, `=` and `:`, and never within a word. On a phone the cells
+    of a list of names stand below each other. The search has read the page before."""
 
     def broken(cell: re.Match[str]) -> str:
         return _CODE.sub(lambda code: _JOINT.sub("<wbr>", code[0]), cell[0])
 
-    return _CELL.sub(broken, output)
+    lists = page.file.src_uri.startswith(_LISTS)
+    return _CELL.sub(broken, output.replace("<table>", "<table data-list>") if lists else output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -90,9 +90,14 @@ def test_a_name_in_a_table_breaks_between_its_words_only() -> None:
     pages = loaded(ROOT / "docs/pages.py")
     row = "<tr><td><code>singularity_jobs_total</code></td><td><code>short_name</code></td></tr>"
     broken = row.replace("singularity_jobs_total", "singularity_<wbr>jobs_<wbr>total")
-    assert pages.on_post_page(f"<p><code>a_long_name_in_a_text</code></p>{row}") == (
-        f"<p><code>a_long_name_in_a_text</code></p>{broken}"
-    )
+    text = "<p><code>a_long_name_in_a_text</code></p>"
+
+    def shown(name: str) -> object:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        return pages.on_post_page(f"{text}<table>{row}</table>", page=page)
+
+    assert shown("store.md") == f"{text}<table>{broken}</table>"
+    assert shown("metrics.md") == shown("reference/operator.md") == f"{text}<table data-list>{broken}</table>"
 
 
 def test_the_pages_of_the_commands_stand_below_that_of_singularityctl(reference: ModuleType) -> None:
