@@ -110,6 +110,16 @@ assert ctypes.CDLL(None).prctl(22, 2, ctypes.byref(Program(1, ctypes.addressof(a
 """
 
 
+SEALED = r"""
+import fcntl, mmap, os
+
+descriptor = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+os.ftruncate(descriptor, 4096)
+fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+memory = mmap.mmap(descriptor, 4096, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+"""
+
+
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
     def make(name: str, plan: object, module: str = "", uids: int | None = FIRST, source: Pod | None = None) -> Pod:
@@ -185,12 +195,16 @@ def test_the_filter_of_system_calls_is_in_force_before_and_after_a_move(run: Mak
     assert (fields["Seccomp"], fields["Seccomp_filters"], fields["NoNewPrivs"]) == ("2", "1", "1")
 
 
-def test_a_rank_with_a_filter_of_its_own_is_not_saved_and_goes_on(run: Make) -> None:
-    pod = run("pod", fresh([0], 1), OWN_FILTER)
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [(OWN_FILTER, "is under 2 filters"), (SEALED, "has mapped /memfd:sealed")],
+    ids=["filter", "memory file"],
+)
+def test_what_cannot_be_saved_is_named_and_the_rank_goes_on(run: Make, module: str, said: str) -> None:
+    pod = run("pod", fresh([0], 1), module)
     event = dump(pod, [0])
     assert event.kind == "dump_failed"
-    assert "count.py" in event.message and "is under 2 filters" in event.message, event.message
-    assert "privileges: node" in event.message
+    assert "count.py" in event.message and said in event.message, event.message
     path = pod.work(0) / "cwd/numbers"
     at = numbers(path)[-1]
     pod.sidecar.command("resume", generation=5)

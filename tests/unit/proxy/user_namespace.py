@@ -77,10 +77,14 @@ def bind(source: Path, target: Path, namespace: int) -> None:
     os.close(tree)
 
 
-def stage(pod: Path, rootfs: Path, folders: dict[str, str], namespace: int, start: int) -> None:
-    """Mount below STAGED what the container needs of this machine: root in there cannot enter this user's folders."""
+def stage(pod: Path, rootfs: str, folders: dict[str, str], namespace: int, start: int) -> None:
+    """Mount below STAGED what the container needs of this machine: root in there cannot enter this user's folders.
+
+    :param rootfs: folders, the uppermost first, with colons between them
+    """
+    lower = {f"lower/{number}": path for number, path in enumerate(rootfs.split(":"))}
     _check(libc.mount(b"tmpfs", str(STAGED).encode(), b"tmpfs", 0, b"mode=755"), STAGED)
-    for name, source in {"lower": str(rootfs), **folders}.items():
+    for name, source in {**lower, **folders}.items():
         target = STAGED / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if Path(source).is_dir():
@@ -93,12 +97,12 @@ def stage(pod: Path, rootfs: Path, folders: dict[str, str], namespace: int, star
         os.chown(pod / name, start, start)
     for name in ("own", "root"):
         (STAGED / name).mkdir()
-    options = f"lowerdir={STAGED}/lower,upperdir={pod}/upper,workdir={pod}/overlay"
+    options = f"lowerdir={':'.join(str(STAGED / name) for name in lower)},upperdir={pod}/upper,workdir={pod}/overlay"
     _check(libc.mount(b"overlay", str(STAGED / "own").encode(), b"overlay", 0, options.encode()), "overlay")
 
 
 def main() -> None:
-    start, pod, rootfs = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    start, pod, rootfs = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     folders, program = json.loads(sys.argv[4]), sys.argv[5:]
     libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _check(libc.unshare(_NEWNS), "mount namespace")

@@ -57,7 +57,7 @@ _KINDS: tuple[tuple[Find, str, str], ...] = (
     (
         lambda _, pids, __: process_scan.filtered(pids) if user_namespace.inside() else [],
         "processes have made filters of system calls of their own (seccomp), which no pod in a user namespace can save",
-        "Run the job with privileges: node, or without such a filter",
+        "Let them run without such a filter",
     ),
     (
         lambda _, pids, __: process_scan.links_left(pids),
