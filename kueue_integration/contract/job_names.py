@@ -7,6 +7,7 @@ API takes is in `kube.resources`.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 from singularity_proxy.protocol import names
@@ -151,6 +152,8 @@ LEASE_TRUSTED_IMAGES: Final = f"{names.DOMAIN}/trusted-images"
 LEASE_IMAGES_USED: Final = f"{names.DOMAIN}/trusted-images-used"
 """On that Lease: a JSON object, image -> Unix seconds of its last use."""
 CONTROLLER_NAME: Final = "singularity-controller"
+MADE_BY_CONTROLLER: Final = MappingProxyType({"app.kubernetes.io/managed-by": CONTROLLER_NAME})
+"""Labels of the PodDisruptionBudgets of jobs."""
 KEYS_SECRET: Final = "singularity-keys"  # noqa: S105 - a name
 """The controller's own: authorities, certificates and keys for peers."""
 KEYS_ROTATE: Final = f"{names.DOMAIN}/rotate"

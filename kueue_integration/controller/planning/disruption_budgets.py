@@ -23,7 +23,6 @@ from ...requests import placement
 from .look import Seen
 from .report import Report
 
-OURS = {"app.kubernetes.io/managed-by": job_names.CONTROLLER_NAME}
 Place = tuple[str, str]
 """Namespace and name of a budget."""
 
@@ -63,7 +62,7 @@ class DisruptionBudgets:
     def _carry_out(self, wanted: Mapping[Place, tuple[Job, int]], stay: set[Place], now: float) -> None:
         try:
             if self._stand is None:
-                found = self._kube.list(DISRUPTION_BUDGET, None, selector(OURS))
+                found = self._kube.list(DISRUPTION_BUDGET, None, selector(job_names.MADE_BY_CONTROLLER))
                 self._stand = {_place(each): int(each["spec"].get("minAvailable") or 0) for each in found}
             for place in self._stand.keys() - stay:
                 self._delete(place)
@@ -97,7 +96,7 @@ class DisruptionBudgets:
 
     def _others(self, namespace: str) -> list[Object]:
         """Budgets that are not ours. The Eviction API refuses a pod that two of them cover, with an error."""
-        ours = set(OURS.items())
+        ours = set(job_names.MADE_BY_CONTROLLER.items())
         found = self._kube.list(DISRUPTION_BUDGET, namespace)
         return [each for each in found if not ours <= set((each["metadata"].get("labels") or {}).items())]
 
@@ -118,12 +117,12 @@ def budget(job: Object, name: str, pods: int) -> Object:
     """
     meta, key = job["metadata"], kinds.job_key(job)
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
+    labels = {**job_names.MADE_BY_CONTROLLER, job_names.LABEL_JOB: key}
     return {
         "apiVersion": DISRUPTION_BUDGET.api_version,
         "kind": DISRUPTION_BUDGET.name,
         "metadata": {
-            "namespace": meta["namespace"], "name": name, "labels": {**OURS, job_names.LABEL_JOB: key},
-            "ownerReferences": [owner],
+            "namespace": meta["namespace"], "name": name, "labels": labels, "ownerReferences": [owner],
         },
         "spec": {
             "minAvailable": pods, "unhealthyPodEvictionPolicy": "AlwaysAllow",
