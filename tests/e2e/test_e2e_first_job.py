@@ -1,6 +1,6 @@
 """The way of the pages from an installed chart to weights that the next job reads: each shell block as it stands.
 
-Images, `helm install` and the probe are left out: the local cluster has the chart, installed from the same checkout.
+The probe is left out. `test_typed_pages` has what Helm and the API server alone can show.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell
+from shell_blocks import scripts
 from volumes import claimed
 
 from kueue_integration.jobs.status import describe
@@ -23,12 +24,7 @@ PAGES = CHECKOUT / "docs/administration"
 
 
 def blocks(page: str, language: str = "sh") -> dict[str, str]:
-    """Heading of the page -> its blocks in a language, as one script each."""
-    found: dict[str, str] = {}
-    for part in (PAGES / page).read_text().split("\n## ")[1:]:
-        scripts = re.findall(rf"^```{language}\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
-        found[part.splitlines()[0]] = "\n".join(scripts)
-    return {heading: script for heading, script in found.items() if script}
+    return scripts((PAGES / page).read_text(), language)
 
 
 @pytest.fixture

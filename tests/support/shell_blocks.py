@@ -11,6 +11,15 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("charts/**/*.md")])
 
 
+def scripts(page: str, *languages: str) -> dict[str, str]:
+    """Heading of a page -> its blocks in these languages, as one script each; headings without any are left out."""
+    found = {}
+    for part in re.split(r"^##+ ", page.removeprefix("# "), flags=re.MULTILINE):
+        blocks = re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
+        found[re.sub(r" \{#.*", "", part.splitlines()[0])] = "\n".join(blocks)
+    return {heading: script for heading, script in found.items() if script}
+
+
 def lines(page: str) -> Iterator[str]:
     """Yield the commands of the shell blocks; one that goes on in the next line is one."""
     for block in re.findall(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", page, flags=re.DOTALL | re.MULTILINE):
@@ -31,6 +40,4 @@ def words_after(program: str, page: str) -> Iterator[list[str]]:
 
 def calls(program: str) -> list[tuple[str, list[str]]]:
     """(page, words behind the program) of all pages."""
-    return [
-        (str(page.relative_to(ROOT)), words) for page in PAGES for words in words_after(program, page.read_text())
-    ]
+    return [(str(page.relative_to(ROOT)), words) for page in PAGES for words in words_after(program, page.read_text())]

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from shell_blocks import scripts
 
 import airflow_provider
 
@@ -118,6 +120,27 @@ def test_singularityctl_runs_and_offers_nothing_that_is_not_there(fresh: Path, t
     assert "submit" in listed
     assert "local" not in listed
     assert "demo" not in listed
+
+
+@pytest.mark.full
+def test_the_commands_of_the_pages_build_the_wheel_and_install_it(fresh: Path, tmp_path: Path) -> None:
+    """Typed as they stand, with a pip of its own, in a copy of what the wheel is built from."""
+    run(UV, "pip", "install", "--quiet", "pip", cwd=tmp_path, VIRTUAL_ENV=str(fresh.parent))
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    files = run("git", "ls-files", "-z", cwd=ROOT).strip("\0").split("\0")
+    for name in (name for name in files if (ROOT / name).is_file()):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    path = f"{fresh}:{os.environ['PATH']}"
+    for page, heading in (
+        ("administration/images.md", "The wheel"),
+        ("start/command-line.md", "Install the command"),
+        ("start/first-dag.md", "Before you start"),
+    ):
+        script = scripts((ROOT / "docs" / page).read_text(), "sh")[heading]
+        said = run("bash", "-euc", script, cwd=checkout, PATH=path, AIRFLOW_HOME=str(tmp_path))
+    assert said.splitlines()[-1] == "airflow-provider-singularity"
 
 
 def test_the_chart_has_the_version_of_the_wheel() -> None:
