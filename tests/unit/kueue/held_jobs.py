@@ -27,7 +27,7 @@ from kueue_integration.controller.key_keeper import server_names
 from kueue_integration.controller.snapshot import Job, required
 from kueue_integration.errors import AlreadyExists, KubeError
 from kueue_integration.kube import server_time
-from kueue_integration.kube.resources import JOB, POD, WORKLOAD, Object
+from kueue_integration.kube.resources import JOB, LEASE, POD, WORKLOAD, Object
 from singularity_proxy.errors import ControllerError
 from singularity_proxy.protocol import names, page
 from singularity_proxy.protocol.messages import CheckpointRef, CommitRequest
@@ -70,6 +70,8 @@ class Suspended:
     job: Job
     checkpoint: CheckpointRef
     held: int
+    lease: Object | None
+    """What stood in the Lease a moment later."""
 
 
 class HeldJob:
@@ -180,22 +182,35 @@ class HeldJob:
         return f"hold {hold_of(self.job())}, {self.record()}"
 
     async def evicted(self, save_s: float) -> Suspended:
-        """Kueue evicts the job, whose pod takes so long for its checkpoint."""
+        """Kueue evicts the job, whose pod takes so long for its checkpoint. Fails if the hold is lost."""
+        done = await self.let_go(save_s)
+        lost = f"{self.name}: suspended with its hold {hold_of(done.job)} after {done.held} refusals, by {done.lease}"
+        assert hold_of(done.job) == job_names.HOLD_RELEASED, lost
+        return done
+
+    async def let_go(self, save_s: float) -> Suspended:
+        """The same, but the suspend may come before the commit: the pod saves on."""
         async with self.sidecar() as line:
             saving = asyncio.ensure_future(self.save(line, save_s))
             try:
                 await asyncio.to_thread(self.evict)
                 found, held = await self.suspended(saving)
-                job, lease = Job.parse(found), self._admin.get_lease(SYSTEM, job_names.HOLD_LEASE)["spec"]
-                lost = f"{self.name}: suspended with its hold {hold_of(job)} after {held} refusals, by {lease}"
-                assert hold_of(job) == job_names.HOLD_RELEASED, lost
-                return Suspended(job, await saving, held)
+                lease = (self._admin.find(LEASE, SYSTEM, job_names.HOLD_LEASE) or {}).get("spec")
+                return Suspended(Job.parse(found), await saving, held, lease)
             finally:
                 saving.cancel()
 
-    def gone(self) -> None:
-        """The pod ends, as those of a suspended Job do."""
+    def until_held(self) -> None:
+        """Kueue was refused, and the pod was asked for a checkpoint."""
+        asked = lambda: job_names.ANN_HOLD_DEADLINE in annotations(self.job())  # noqa: E731
+        self.cluster.until(asked, f"{self.name} is being saved")
+
+    def until_recorded(self, done: Suspended) -> None:
+        """The pod ends, as those of a suspended Job do, and the history has its attempt with the checkpoint."""
         self._admin.delete(POD, self.namespace, self.pod)
+        self.cluster.until(lambda: self.record().pods_gone_at, f"the attempt of {self.name} is on record")
+        record = self.record()
+        assert (record.ended_by, record.checkpoint) == ("Preempted", done.checkpoint.id), record
 
 
 _ACCOUNTS = "/api/v1/namespaces/{}/serviceaccounts"
