@@ -15,9 +15,12 @@ from ..kube.resources import DEPLOYMENT, NODE, finished, pod_spec, selector
 from .check import OK, REPAIR, WARN, Check
 
 MIB = 1 << 20
-BASE, PER_JOB, PER_POD, PER_NODE = 100, 0.06, 0.012, 0.01
-"""MiB at the peak with all policies, of the program and of what there is: the table of the page on installing."""
-ROOM = 1.5
+BASE, PER_JOB, PER_POD, PER_NODE = 70, 0.2, 0.004, 0.008
+"""MiB with all policies, of the program and of what there is: the table of the page on installing.
+
+Half of a job is what is kept and has been read of it, with twenty attempts; the rest is connections of its sidecars.
+"""
+ROOM = 1.25
 """For what comes at once: many jobs that leave, or all sidecars that connect again."""
 STEP = 128
 
