@@ -162,8 +162,9 @@ async def serve(settings: config.Config) -> None:
         await api.listener.start(cast(Protocols, runners[0].server), settings.api_port, tls=keys.server_context())
         log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})
 
-    answering = asyncio.create_task(answer_pods())
-    stop = asyncio.Event()
+    answering, stop = asyncio.create_task(answer_pods()), asyncio.Event()
+    # A controller that no pod reaches must not lead: it ends, and is started again.
+    answering.add_done_callback(lambda task: None if task.cancelled() or task.exception() is None else stop.set())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
@@ -177,6 +178,8 @@ async def serve(settings: config.Config) -> None:
     for listener, runner in zip((api.listener, probes), runners, strict=True):
         listener.close()
         await runner.cleanup()
+    if answering.done() and not answering.cancelled():
+        answering.result()
 
 
 def main() -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import two_controllers as two
 from two_controllers import SYSTEM, Cluster, two_controllers
 
 from kueue_integration.adoption import admission_policy
@@ -55,6 +57,19 @@ def test_two_controllers_share_their_keys_over_deaths_rotations_and_deletions(cl
     kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME, "namespace": SYSTEM}})
     cluster.until(lambda: kube.get(SECRET, SYSTEM, NAME).get("data") == data, "the keys are written from memory")
     assert cluster.bundle() == new and all(cluster.reaches(old, name) for name in ("a", "b"))
+
+
+def test_a_controller_that_no_pod_could_reach_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken, (health,) = other.getsockname()[1], two.free_ports(1)
+        monkeypatch.setattr(two, "free_ports", lambda count: [taken, health])
+        cluster.start("a")
+        process = cluster.running["a"]
+        cluster.until(lambda: process.poll() is not None, "its process has ended")
+        assert process.poll() == 1
+    assert "address already in use" in (cluster.folder / "a.log").read_text()
 
 
 def test_the_controllers_account_reads_no_other_secret(cluster: Cluster) -> None:
