@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, KubeError
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, KUEUE_GROUP, KUEUE_VERSION
+from kueue_integration.kube.resources import CLUSTER_QUEUE, KUEUE_GROUP, KUEUE_VERSION, LEASE
 from localcluster import registry
 from localcluster.config import ClusterConfig, cache_dir
 from localcluster.control_plane.kubectl import Kubectl, for_cluster
@@ -99,15 +99,20 @@ class Fleet:
         return found
 
     def controller_pid(self) -> int:
-        """As this machine numbers it. Raises RuntimeError."""
+        """Of the controller that leads, as this machine numbers it. Raises RuntimeError, KubeError."""
+        lease = self.kube.get(LEASE, job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE)
+        pod = f"SINGULARITY_POD={lease['spec'].get('holderIdentity')}".encode()
         for entry in Path("/proc").iterdir():
             try:
-                command = (entry / "cmdline").read_bytes()
-                if b"kueue_integration.serve" in command and self.config.cgroup in (entry / "cgroup").read_text():
+                if (
+                    b"kueue_integration.serve" in (entry / "cmdline").read_bytes()
+                    and pod in (entry / "environ").read_bytes().split(b"\0")
+                    and self.config.cgroup in (entry / "cgroup").read_text()
+                ):
                     return int(entry.name)
             except (OSError, ValueError):
                 continue
-        raise RuntimeError(f"the controller of cluster {self.config.name} does not run")
+        raise RuntimeError(f"no controller leads in cluster {self.config.name}")
 
 
 def patiently(call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:

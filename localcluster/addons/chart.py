@@ -137,8 +137,6 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
         # Tags never change here: the image's digest on the pods makes Helm roll a rebuilt controller out.
         "controller": {"podAnnotations": {"singularity.dev/image": images[CONTROLLER.name].manifest}},
         "imagePullPolicy": "IfNotPresent",
-        # All nodes are one machine, which has other work: tests and demo look at one replica's metrics and log.
-        "replicas": 1,
         "kueue": {"username": KUEUE_USER},
         "store": {"url": f"file://{SHARED_MOUNT}/{STORE}"},
         "pods": {

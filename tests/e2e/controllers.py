@@ -36,6 +36,11 @@ def leader(kube: Kube) -> str:
     return str((kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE).get("spec") or {}).get("holderIdentity") or "")
 
 
+def leaders_node(kube: Kube) -> str:
+    """The node of the pod that holds the Lease."""
+    return str(kube.get(POD, SYSTEM, leader(kube))["spec"]["nodeName"])
+
+
 def kill(pod: str) -> int:
     """SIGKILL to the controller in `pod`: no handler runs, no Lease is given up. Number of processes killed."""
     killed = 0
@@ -54,12 +59,13 @@ def kill(pod: str) -> int:
 
 
 def restart(kube: Kube) -> str:
-    """Kill the one controller; its pod's name once another process in it leads and is ready."""
+    """Kill the controller that leads; the name of the pod that leads then, once both are ready."""
     pod = leader(kube)
     before = _restarts(kube, pod)
     assert kill(pod), "the fault did not fire"
+    wait_for(lambda: leader(kube) not in ("", pod), "the other controller leads", TIMEOUT_S)
     wait_for(lambda: _restarts(kube, pod) > before and pod in ready(kube), f"{pod} is back", TIMEOUT_S)
-    return pod
+    return leader(kube)
 
 
 def _restarts(kube: Kube, pod: str) -> int:

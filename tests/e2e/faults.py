@@ -245,16 +245,13 @@ class Faults:
         return [p for p in pods if p["status"].get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")]
 
     def metric(self, name: str, where: str = "") -> float:
-        """A metric of the controller that the cluster runs, or of the one that listens at `where` (host:port)."""
-        address = where or f"{self.controllers()[0]['status']['podIP']}:8080"
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        found = [line.rpartition(" ")[2] for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        """A metric, summed over the controllers that the cluster runs, or of the one at `where` (host:port)."""
+        found = list[str]()
+        for address in [where] if where else [f"{pod['status']['podIP']}:8080" for pod in self.controllers()]:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+            found += [line.rpartition(" ")[2] for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(map(float, found))
-
-    def controller_log(self) -> str:
-        pod = self.controllers()[0]["metadata"]["name"]
-        return "\n".join(self.kube.pod_logs(job_names.SYSTEM_NAMESPACE, pod, "controller"))
 
     @contextlib.contextmanager
     def second_controller(self, identity: str, folder: Path, skew_s: float = 0) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rows import Rows
 
 from kueue_integration.contract import job_names
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import DEPLOYMENT, JOB, LEASE, POD, annotation
+from kueue_integration.kube.resources import JOB, LEASE, POD, annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -31,19 +31,13 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
 
 
 @pytest.fixture
-def two_replicas(stage: Stage) -> Iterator[Kube]:
-    """Two controllers that are ready; one again afterwards."""
-    _scale(stage.kube, 2)
-    yield stage.kube
-    _scale(stage.kube, 1)
-
-
-def _scale(kube: Kube, replicas: int) -> None:
-    kube.patch(DEPLOYMENT, SYSTEM, job_names.CONTROLLER_NAME, {"spec": {"replicas": replicas}})
+def two_replicas(stage: Stage) -> Kube:
+    """Both controllers are ready, and one of them leads."""
+    kube = stage.kube
     ready = lambda: controllers.ready(kube)  # noqa: E731
-    all_ready = lambda: len(ready()) == replicas == len(controllers.pods(kube))  # noqa: E731
-    wait_for(all_ready, f"{replicas} ready controllers", TIMEOUT_S)
+    wait_for(lambda: len(ready()) == 2 == len(controllers.pods(kube)), "two ready controllers", TIMEOUT_S)
     wait_for(lambda: controllers.leader(kube) in ready(), "a controller that leads", TIMEOUT_S)
+    return kube
 
 
 class Seen:

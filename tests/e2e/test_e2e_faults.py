@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
+import controllers
 import pytest
 from faults import TIMEOUT_S, Faults
 from rows import Rows, Training
@@ -191,7 +192,7 @@ def test_what_is_removed_by_hand_is_put_back(rows: Rows, faults: Faults, job: Tr
         stop(rows, job)
         job.until(lambda s: s.attempts[1].checkpoint, "a checkpoint within the grace period")
         missing = "singularity_hold_policy_missing"
-        wait_for(lambda: faults.metric(missing) == 1, "the controller counts the missing binding", TIMEOUT_S)
+        wait_for(lambda: faults.metric(missing) >= 1, "the controller counts the missing binding", TIMEOUT_S)
     finally:
         meta = {k: v for k, v in binding["metadata"].items() if k in ("name", "labels", "annotations")}
         faults.kube.create({**binding, "metadata": meta})
@@ -202,7 +203,7 @@ def test_what_is_removed_by_hand_is_put_back(rows: Rows, faults: Faults, job: Tr
 
 def test_two_controllers_of_one_name(rows: Rows, faults: Faults, job: Training, tmp_path: Path) -> None:
     """The worst case: both believe that they hold the Lease, and both act on every event."""
-    identity = faults.controllers()[0]["metadata"]["name"]
+    identity = controllers.leader(rows.kube)
     with faults.second_controller(identity, tmp_path) as where:
         wait_for(lambda: faults.metric("singularity_leader", where) == 1, "both act", TIMEOUT_S)
         assert faults.metric("singularity_leader") == 1

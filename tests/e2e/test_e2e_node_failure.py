@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 
+import controllers
 import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
@@ -44,7 +45,7 @@ def test_node_fails_then_another_is_emptied(rows: Rows, stage: Stage) -> None:
     assert saved.state == "done", saved
     kept = job.look().checkpoints[-1]
     job.until(lambda s: s.step >= kept["step"] + 10, "10 steps after the checkpoint")
-    refuge = str(faults.controllers()[0]["spec"]["nodeName"])  # another test is about the controller's death
+    refuge = controllers.leaders_node(rows.kube)  # another test is about a leader's death
     (dead,) = NODES - {refuge} if refuge in NODES else {"ondemand-1"}
     (refuge,) = NODES - {dead}
     with faults.node_down(dead):
@@ -81,7 +82,7 @@ def test_node_fails_then_another_is_emptied(rows: Rows, stage: Stage) -> None:
 def test_nobody_waits_for_ever_for_a_node_that_is_removed(rows: Rows, stage: Stage) -> None:
     """One pod, and all of the job dies with its node: Kubernetes itself ends it once the Node object is deleted."""
     faults = Faults(stage, rows.namespace)
-    spared = str(faults.controllers()[0]["spec"]["nodeName"])
+    spared = controllers.leaders_node(rows.kube)
     faults.kubectl("cordon", spared)
     job = rows.train("only", "nodes", grace_period_s=20)
     job.until_steps()

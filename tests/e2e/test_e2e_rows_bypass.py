@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import controllers
 import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
@@ -67,8 +68,8 @@ def test_pod_deleted_node_drained_spot_reclaimed_pod_killed(rows: Rows, faults: 
     faults.kubectl("-n", rows.namespace, "delete", "pod", running(job, 1)[1]["metadata"]["name"], "--wait=false")
     saved(job, 1)
 
-    # The controller must not be on the node that is reclaimed: another test is about its death.
-    busy = faults.controllers()[0]["spec"]["nodeName"]
+    # The controller that leads must not be on the node that is reclaimed: another test is about its death.
+    busy = controllers.leaders_node(rows.kube)
     first, other = ("ondemand-1", "ondemand-0") if busy == "ondemand-1" else ("ondemand-0", "ondemand-1")
     rows.say("--> kubectl drain")
     drained = first if first in {p["spec"]["nodeName"] for p in running(job, 2)} else other

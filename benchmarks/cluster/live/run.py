@@ -79,8 +79,8 @@ def replay(made: Plan, planned: Planned, limit_s: float, output: Path, say: Say)
 
 
 def _settle(on: Fleet, planned: Planned, say: Say) -> str:
-    """Give the controller its settings; the address of the pod that has them."""
-    values = scale.chart_values(planned)
+    """Give the controller its settings; the address of its only pod, to which all lines go."""
+    values = {**scale.chart_values(planned), "replicas": 1}
     say(f"values of the chart: {values}")
     binaries = gobuild.build_all(cache_dir(), say)
     Chart(on.config, binaries, on.kubectl, on.config.root).upgrade(**values)

@@ -78,6 +78,7 @@ def test_chart_values_mount_what_the_pods_need() -> None:
     assert mounts.keys() == sources.keys()
     assert values["store"]["url"].startswith(f"file://{mounts['shared']}/")
     assert values["pods"]["env"]["PYTHONPATH"] == mounts["torch"]
+    assert "replicas" not in values, "two, as everywhere: the chart's default"
 
 
 def test_a_rebuilt_controller_changes_the_values() -> None:
