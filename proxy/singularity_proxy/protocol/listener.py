@@ -7,10 +7,11 @@ places are taken, the oldest connection that has proved nothing makes room for t
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from asyncio import sslproto
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,9 +23,11 @@ MOST_OF_ONE: Final = 1024
 IDLE_S: Final = 20.0
 """Until the first request is there, and between two."""
 HANDSHAKE_S: Final = 5.0
-AT_ONCE: Final = 8
-"""Handshakes that begin between two looks at all connections. After a restart thousands come at once: if all began,
-none would be done in time, and each would begin again."""
+BACKLOG: Final = 1024
+"""Connections that wait in the kernel."""
+AT_ONCE: Final = 16
+"""Connections that are taken from there, and handshakes that begin, between two looks at all connections. After a
+restart thousands come at once: if all began, none would be done in time, and each would begin again."""
 TLS_BUFFER: Final = 32 * 1024
 """Bytes that a TLS connection holds for reading: two records. asyncio's own 256 KiB are 500 MB for 2,000 jobs."""
 
@@ -54,7 +57,7 @@ class Listener:
         self._connections: dict[asyncio.Protocol, Connection] = {}
         self._strangers: dict[Connection, None] = {}  # the oldest first
         self._of: Counter[str] = Counter()
-        self._turns: deque[Connection] = deque()
+        self._turns: list[Connection] = []
         self.refused = 0
         """Connections that were ended for want of a place."""
 
@@ -70,8 +73,11 @@ class Listener:
             sslproto.SSLProtocol.max_size = TLS_BUFFER  # type: ignore[attr-defined,unused-ignore]  # not in Python 3.10
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self, protocols()), host, port, reuse_address=True, backlog=1024
+            lambda: Connection(self, protocols()), host, port, reuse_address=True, backlog=AT_ONCE
         )
+        for each in self._server.sockets:  # asyncio takes as many at a time as it lets wait
+            with socket.socket(fileno=os.dup(each.fileno())) as same:
+                same.listen(BACKLOG)
 
     @property
     def port(self) -> int:
@@ -132,7 +138,7 @@ class Listener:
         return True
 
     def handshake(self, connection: Connection) -> None:
-        """Let a connection begin its handshake in its turn."""
+        """Let a connection begin its handshake in its turn. The newest come first: the oldest are about to give up."""
         self._turns.append(connection)
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._begin_some)
@@ -140,8 +146,7 @@ class Listener:
     def _begin_some(self) -> None:
         begun = 0
         while self._turns and begun < AT_ONCE:
-            begun += self._turns[0].encrypt()
-            self._turns.popleft()
+            begun += self._turns.pop().encrypt()
         if self._turns:
             asyncio.get_running_loop().call_soon(self._begin_some)
 
