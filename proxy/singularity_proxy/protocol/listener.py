@@ -230,7 +230,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        answer = self._listener.shortcut(data) if self.between else None
+        # Before `_begin` there is data as soon as the handshake is done, and no way yet to answer it encrypted.
+        answer = self._listener.shortcut(data) if self._begun and self.between else None
         if answer is not None and isinstance(self._transport, asyncio.Transport):
             self._listener.known(self.handler)
             self.wait(self._listener.idle_s)
