@@ -10,8 +10,7 @@ import overview_scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.controller import fence
-from kueue_integration.controller.cache import _asked_of
+from kueue_integration.controller import fence, kept
 from kueue_integration.controller.planning.look import read_job, read_workload
 from kueue_integration.controller.snapshot import Job, Preemption
 from kueue_integration.controller.snapshot import Workload as Seen
@@ -121,8 +120,7 @@ def test_claimed_devices_are_those_of_kueues_account() -> None:
     claim = objects.claim(workload, overview_scene.training("train", []))
     assert claim is not None and claim.devices_per_pod == 4
     # Of others' Workloads the controller keeps that too.
-    (podset,) = workload["spec"]["podSets"]
-    assert quota.devices_of({**workload, "spec": {"podSets": [_asked_of(podset)]}}) == 4
+    assert quota.devices_of(kept.workload(workload)) == 4
 
 
 def test_a_waiting_job_has_the_claimed_devices_of_kueues_last_try() -> None:

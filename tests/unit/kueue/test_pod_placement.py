@@ -9,7 +9,7 @@ import pytest
 from api_server import ApiServer
 from hypothesis import given
 from hypothesis import strategies as st
-from kueue_samples import PLATFORM, spec
+from kueue_samples import PLATFORM, namespace, spec
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError, SpecError
@@ -232,7 +232,7 @@ def test_claim_templates_follow_the_copy_of_a_job_into_another_cluster() -> None
 @pytest.fixture(scope="module")
 def place(server: ApiServer) -> str:
     name = "placement"
-    server.kube().create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    server.kube().create(namespace(name))
     assert server.kube().get(NAMESPACE, None, name)
     return name
 

@@ -41,6 +41,7 @@ WALL = {
     "kueue_integration/kube/server_time.py": "learns how far this clock is from the API server's, which counts",
     "kueue_integration/controller/reconciler.py": "a default; the controller hands the API server's time in",
     "kueue_integration/controller/sidecar_api/tokens.py": "a default, likewise",
+    "kueue_integration/controller/sidecar_api/shortcut.py": "dates an answer, as HTTP wants it",
     "kueue_integration/multikueue/reconciler.py": "a default, likewise",
     "kueue_integration/requests/verbs.py": "dates a request, for people",
     "kueue_integration/cli/status.py": "shows the time beside a line",
