@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ..kube.api import Kube
 
 CONFIG_KEY = "platform.json"
-NODE, USER_NAMESPACE = "node", "userns"
-PRIVILEGES = (NODE, USER_NAMESPACE)
-"""On the node; or in the pod's own user namespace only, in which root is nobody on the node."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class PlatformConfig:
         mounts go to the training container and the sidecar
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
-    :param privileges: where the launcher's capabilities count, one of PRIVILEGES
     :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
     :param tiers_window_s: seconds over which these shares are measured
     """
@@ -51,7 +47,6 @@ class PlatformConfig:
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
-    privileges: str = NODE
     tiers: Mapping[str, float] = field(default_factory=dict)
     tiers_window_s: int = 3600
 
@@ -89,9 +84,6 @@ def from_json(text: str) -> PlatformConfig:
     wrong = {k: v for k, v in values.get("tiers", {}).items() if isinstance(v, bool) or not _is_share(v)}
     if wrong:
         raise ChartError(f"{CONFIG_KEY}: tiers = {wrong!r}: shares must be numbers from 0 to 1", _FIX)
-    level = values.get("privileges", NODE)
-    if level not in PRIVILEGES:
-        raise ChartError(f"{CONFIG_KEY}: privileges = {level!r}: must be one of {', '.join(PRIVILEGES)}", _FIX)
     if values["agent_image"] == "" or values["controller_url"] == "":
         raise ChartError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty", _FIX)
     return PlatformConfig(**values)
