@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,12 +32,13 @@ from kueue_integration.kube.resources import LEASE
 from localcluster.api_server import ADMIN, ApiServer, api_server
 from localcluster.prepare import prepare
 
+from .controllers import certificate, started
 from .fleet import cpu_seconds
 from .harness import FaultyProxy
 from .large_cluster import PODS, Large, heartbeats
 from .model import Group, Measured, Options, Say, Spec
 from .running_objects import job, namespace_of
-from .slow_webhook import SLOW_S, SlowWebhook, certificate
+from .slow_webhook import SLOW_S, SlowWebhook
 
 SIZES = ((0, 0), (500, 1000), (2000, 5000))
 """Running jobs and nodes."""
@@ -111,21 +111,13 @@ def controller(server: ApiServer, folder: Path, policies: Mapping[str, Any]) -> 
     secret = certificate(folder / "secret", "peer-key")
     api, health = 19_643, 18_280
     words = ["--identity", "bench", "--secret-dir", str(secret), "--api-port", str(api), "--health-port", str(health)]
-    with (folder / "controller.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder), *words, "--log-level", "WARNING"],
-            env=env, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    program = [sys.executable, "-c", PROGRAM, str(folder), *words, "--log-level", "WARNING"]
     try:
-        found = Running(process.pid, relay, health)
-        _until(found.leads, f"the controller leads: {folder / 'controller.log'}")
-        yield found
+        with started(program, folder / "controller.log", env) as pid:
+            found = Running(pid, relay, health)
+            _until(found.leads, f"the controller leads: {folder / 'controller.log'}")
+            yield found
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait(30)
         relay.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,24 +43,15 @@ def both(land: Federation, count: int) -> tuple[Sequence[float], Sequence[float]
     until(lambda: land.fresh("good", "bad"), "both clusters are known")
     waiting = [f"waits-{n}" for n in range(count)]
     for name in waiting:
-        admitted(land, "bad", name)
-    well = [admitted(land, "good", f"well-{n}") for n in range(count)]
+        land.admitted("bad", name)
+    well = [land.admitted("good", f"well-{n}") for n in range(count)]
     os.kill(land.workers["bad"].pid, signal.SIGSTOP)
     try:
         for name in waiting:
             land.reserve("good", name)
-        return well, [admitted(land, "good", f"dead-{n}") for n in range(count)]
+        return well, [land.admitted("good", f"dead-{n}") for n in range(count)]
     finally:
         os.kill(land.workers["bad"].pid, signal.SIGCONT)
-
-
-def admitted(land: Federation, cluster: str, name: str) -> float:
-    """Return the seconds from quota in `cluster` to the fence's answer there."""
-    land.submit(name)
-    began = time.monotonic()
-    land.reserve(cluster, name)
-    until(lambda: land.check(cluster, name)["state"] == "Ready", f"{name} is let into {cluster}")
-    return time.monotonic() - began
 
 
 GROUP = Group(

@@ -149,6 +149,14 @@ class Federation:
             status["admissionChecks"] = [ours]
         kube.patch_workload_status(NAMESPACE, str(made["metadata"]["name"]), {"status": status})
 
+    def admitted(self, cluster: str, name: str) -> float:
+        """Return the seconds from quota in `cluster` for the new job `name` to the fence's answer there."""
+        self.submit(name)
+        began = time.monotonic()
+        self.reserve(cluster, name)
+        until(lambda: self.check(cluster, name)["state"] == "Ready", f"{name} is let into {cluster}")
+        return time.monotonic() - began
+
 
 def workload_of(name: str) -> str:
     return f"job-{name}"

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import re
 import resource
-import secrets
-import subprocess
 import sys
 import tempfile
 import time
@@ -48,6 +45,8 @@ from singularity_proxy.protocol.messages import CheckpointRef, CommitRequest, Pr
 from singularity_proxy.sidecar.config import Config
 from singularity_proxy.sidecar.controller_client import Controller
 
+from .controllers import certificate, started
+from .fleet import cpu_seconds
 from .model import Group, Measured, Options, Say, Spec
 from .running_objects import ATTEMPTS, STORE, job, job_status, namespace_of, pod, pod_status, workload
 from .stats import median
@@ -197,8 +196,7 @@ class Serving:
     ca: str
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.pid)
 
     def rss_mb(self) -> float:
         text = Path(f"/proc/{self.pid}/status").read_text()
@@ -211,29 +209,11 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(server: ApiServer, folder: Path, api: int, health: int) -> Iterator[Serving]:
-    secret = folder / "secret"
-    secret.mkdir()
-    (secret / "peer-key").write_text(secrets.token_hex(32))
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    where = ["-keyout", str(secret / "tls.key"), "-out", str(secret / "tls.crt")]
-    named = ["-days", "2", "-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", *kind, *named, *where]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    (secret / "ca.crt").write_bytes((secret / "tls.crt").read_bytes())
+    secret = certificate(folder / "secret", "peer-key")
     arguments = ["--kubeconfig", str(server.kubeconfig("admin")), "--identity", "bench", "--secret-dir", str(secret),
                  "--api-port", str(api), "--health-port", str(health), "--log-level", "WARNING"]  # fmt: skip
-    with (folder / "controller.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kueue_integration.serve", *arguments], stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        yield Serving(process.pid, api, health, (secret / "tls.crt").read_text())
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait(30)
+    with started([sys.executable, "-m", "kueue_integration.serve", *arguments], folder / "controller.log") as pid:
+        yield Serving(pid, api, health, (secret / "tls.crt").read_text())
 
 
 # --- one size -------------------------------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import ssl
-import subprocess
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,21 +15,9 @@ from typing import Any
 from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import Object
 
+from .controllers import certificate
+
 SLOW_S = 25.0
-
-
-def certificate(folder: Path, *others: str) -> Path:
-    """A folder with a certificate for this machine and its key, and other keys."""
-    folder.mkdir()
-    for other in others:
-        (folder / other).write_bytes(os.urandom(64))
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    where = ["-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt")]
-    named = ["-days", "2", "-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", *kind, *named, *where]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
-    return folder
 
 
 def _puts_back(request: Mapping[str, Any]) -> bool:

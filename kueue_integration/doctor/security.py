@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..contract import job_names
 from ..errors import Forbidden
-from ..jobs.preflight import POD_SECURITY, unguarded
+from ..jobs.preflight import POD_SECURITY, guard_command, why_unguarded
 from ..kube.api import Kube
 from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, PROGRESS, SERVICE, WORKLOAD, Kind, label
 from . import engines
@@ -61,8 +61,8 @@ def training(kube: Kube, namespace: str) -> Iterator[Check]:
     if marked:
         yield Check("pod guard", OK, f"namespace {namespace}: capabilities are for the launcher only")
         return
-    why, _, command = unguarded(namespace).partition(": ")
-    yield Check("pod guard", FAIL, why, f"No job begins here without it. Pods that run are left alone:\n{command}")
+    fix = f"No job begins here without it. Pods that run are left alone:\n{guard_command(namespace)}"
+    yield Check("pod guard", FAIL, why_unguarded(namespace), fix)
 
 
 def permissions(kube: Kube, namespace: str) -> Iterator[Check]:

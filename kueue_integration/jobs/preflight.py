@@ -98,13 +98,25 @@ def _namespace(kube: Kube, spec: TrainSpec) -> None:
 
 
 
-def unguarded(namespace: str) -> str:
-    """Return why no job begins in a namespace without the guard, and the command that puts it in force."""
-    label = f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"
+_GUARDED = f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"
+
+
+def why_unguarded(namespace: str) -> str:
+    """Return why no job begins in a namespace without the guard."""
     return (
-        f"namespace {namespace} has no label {label}, so nothing would keep its pods from hostPath, host namespaces and"
-        f" capabilities: kubectl label namespace {namespace} {label}"
+        f"namespace {namespace} has no label {_GUARDED}, so nothing would keep its pods from hostPath, host namespaces "
+        "and capabilities"
     )
+
+
+def guard_command(namespace: str) -> str:
+    """Return the command that puts the guard in force in a namespace."""
+    return f"kubectl label namespace {namespace} {_GUARDED}"
+
+
+def unguarded(namespace: str) -> str:
+    """Return both in one sentence."""
+    return f"{why_unguarded(namespace)}: {guard_command(namespace)}"
 
 
 def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:

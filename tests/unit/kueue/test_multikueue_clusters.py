@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,20 +65,11 @@ def plugin(folder: Path) -> Path:
     return made
 
 
-def admitted_in(land: Federation, cluster: str, name: str) -> float:
-    """Seconds from the quota to the fence's answer."""
-    land.submit(name)
-    began = time.monotonic()
-    land.reserve(cluster, name)
-    until(lambda: land.check(cluster, name)["state"] == "Ready", f"{name} is let into {cluster}")
-    return time.monotonic() - began
-
-
 def waiters(land: Federation, prefix: str) -> list[str]:
     """Jobs that have been in `bad`, and now have quota in `good`: their next attempt needs the word of `bad`."""
     names = [f"{prefix}-{n}" for n in range(WAITERS)]
     for name in names:
-        admitted_in(land, "bad", name)
+        land.admitted("bad", name)
     return names
 
 
@@ -89,7 +79,7 @@ def test_a_cluster_that_fails_holds_up_the_jobs_that_need_its_word_and_no_other(
 ) -> None:
     here, proxy = land
     names = waiters(here, fault)
-    before = max(admitted_in(here, "good", f"before-{fault}-{n}") for n in range(3))
+    before = max(here.admitted("good", f"before-{fault}-{n}") for n in range(3))
     if fault == "slow":
         proxy.rate = 400.0  # a TLS handshake alone takes more than five seconds
     else:
@@ -99,7 +89,7 @@ def test_a_cluster_that_fails_holds_up_the_jobs_that_need_its_word_and_no_other(
             here.reserve("good", name)
         if fault != "slow":
             proxy.wait_fired(fault)
-        times = [admitted_in(here, "good", f"during-{fault}-{n}") for n in range(6)]
+        times = [here.admitted("good", f"during-{fault}-{n}") for n in range(6)]
         assert max(times) < before + AT_ONCE_S, (before, times)
         assert all(here.check("good", name)["state"] == "Pending" for name in names)
         if fault != "slow":
@@ -124,7 +114,7 @@ def test_a_cluster_that_was_never_there_costs_nothing(land: tuple[Federation, Fa
     try:
         assert here.reconciler is not None
         until(lambda: "unknown" in here.reconciler.fleet.unconnected(), "it cannot even be tried")  # type: ignore[union-attr]
-        assert max(admitted_in(here, "good", f"beside-{n}") for n in range(3)) < AT_ONCE_S
+        assert max(here.admitted("good", f"beside-{n}") for n in range(3)) < AT_ONCE_S
     finally:
         for name in ("nowhere", "unknown"):
             here.here.delete(MULTIKUEUE_CLUSTER, None, name)
