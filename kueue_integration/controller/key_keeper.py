@@ -147,8 +147,9 @@ class KeyKeeper:
         before = self._read(secret, where)
         if not self._leads():
             # Only the one that acts writes: a replica that has just started, or has read before a rotation, would put
-            # other keys into a Secret that somebody has emptied.
-            known = before or self.keys
+            # other keys into a Secret that somebody has emptied. Beside a leader of release 0.1.0, which fills no
+            # Secret and goes only when this one is ready, it serves with that one's keys.
+            known = before or self.keys or self._inherited()
             if known is None:
                 raise ConfigError(f"{where} is empty: the replica that leads fills it")
             return known
@@ -178,7 +179,7 @@ class KeyKeeper:
         old = self._kube.find(SECRET, self._terms.namespace, job_names.CONTROLLER_NAME)
         found = keys.read_classic((old or {}).get("data") or {})
         if found is not None:
-            log.info("the keys of the release before are taken over")
+            log.info("the keys of the release before are used")
         return found
 
     def _fresh(self) -> Keys:

@@ -163,6 +163,21 @@ def test_keys_that_the_chart_of_before_made_are_taken_over_and_go_on_serving(kub
     assert Replica(kube).look() == taken
 
 
+def test_beside_a_leader_of_the_release_before_its_keys_serve_and_nothing_is_written(kube: FakeKube) -> None:
+    """Its replicas go only when ours are ready, and fill no Secret of ours."""
+    made, data = classic()
+    kube.put(secret(job_names.CONTROLLER_NAME, **data))
+    replicas = [Replica(kube, leads=False) for _ in range(2)]
+    for replica in replicas:
+        assert replica.look().bundle == made.bundle and replica.keeper.known.is_set()
+        assert handshake(made.bundle, replica.keeper.server_context()) == ""
+    assert not kube.get(SECRET, SYSTEM, NAME).get("data")
+    replicas[0].leads = True
+    taken = replicas[0].look()
+    assert (taken.bundle, taken.peer(NOW)) == (made.bundle, b"s" * 64)
+    assert replicas[1].look() == taken
+
+
 def test_there_is_nothing_to_keep_in_a_new_release(kube: FakeKube) -> None:
     assert "nothing to keep" in keep(kube, SYSTEM)
 
