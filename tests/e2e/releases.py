@@ -56,7 +56,10 @@ print(json.dumps({r.name: f"{r.name}-{containers.image_key(r, base, containers.C
 _SUBMIT = """
 import json, sys
 from kueue_integration.jobs import lifecycle
-from kueue_integration.kube.credentials import connect
+try:
+    from kueue_integration.kube.credentials import connect
+except ImportError:  # release 0.1.0
+    from kueue_integration.kube.client import connect
 from kueue_integration.spec import platform_config
 from kueue_integration.spec.train_spec import TrainSpec
 kube = connect(sys.argv[1])
