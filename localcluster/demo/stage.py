@@ -66,7 +66,11 @@ class Stage:
                 self.stop_airflow()  # at whatever point of its start it is
                 raise
         self._kube = connect(str(self._cluster.kubeconfig))
-        self._platform = load(self._kube)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Read what the platform says of itself: also after another release of it was there, which has other keys."""
+        self._platform = load(self.kube)
 
     def _start(self, place: local.Cluster) -> None:
         started = time.monotonic()

@@ -25,6 +25,7 @@ def now(stage: Stage) -> Iterator[Release]:
     made = releases.of_checkout(stage)
     yield made
     made.install()
+    stage.look_again()
 
 
 def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(
