@@ -19,7 +19,8 @@ from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 
 from singularity_proxy.launcher import tools
-from singularity_proxy.launcher.ranks import privileges
+from singularity_proxy.launcher.ranks import privileges, seccomp
+from singularity_proxy.launcher.snapshot import filters
 from singularity_proxy.launcher.snapshot.image import LAYER_TAR
 from singularity_proxy.launcher.snapshot.protobuf import Field, encode, fields
 from singularity_proxy.protocol import exit_codes, messages, names
@@ -315,9 +316,9 @@ WANTED = {
 
 
 # --- checkpoints that somebody has changed ----------------------------------------------------------------------------
-def saved(run: Make) -> Pod:
+def saved(run: Make, **more: object) -> Pod:
     """A pod that is gone, with its checkpoint."""
-    pod = run("old", fresh([0], 1), "")
+    pod = run("old", fresh([0], 1), "", **more)
     until(lambda: len(numbers(pod)) > 20, "numbers", pod)
     assert dump(pod).kind == "dumped", pod.log()
     pod.delete()
@@ -369,6 +370,21 @@ def test_an_image_that_gives_a_process_more_rights_is_refused(
     at = numbers(old)
     new = run("new", restore([0], 1), "", (old, 0))
     assert refusal(new).startswith(f"rank 0: python3 program.py (pid 1000) {said}, which no rank may")
+    assert numbers(new) == at, "it never ran"
+
+
+@pytest.mark.parametrize("uids", [None, 100_000], ids=["root of the node", "user namespace"])
+def test_an_image_with_a_filter_that_allows_everything_is_refused(run: Make, uids: int | None) -> None:
+    old = saved(run, uids=uids)
+    path = old.image("c", 0) / filters.FILE
+    data = path.read_bytes()
+    ours, allow = seccomp.image(), struct.pack("HBBI", 6, 0, 0, seccomp.ALLOW)
+    assert data.count(ours) == 1
+    path.write_bytes(data.replace(ours, allow * (len(ours) // len(allow))))
+    at = numbers(old)
+    new = run("new", restore([0], 1), "", (old, 0), uids=uids)
+    what = "python3 program.py (pid 1000) is under" if uids is None else "seccomp.img has"
+    assert refusal(new).startswith(f"rank 0: {what} another filter of system calls, which no rank may")
     assert numbers(new) == at, "it never ran"
 
 

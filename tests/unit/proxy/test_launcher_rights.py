@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,12 @@ import pytest
 from kueue_integration.contract import job_names
 from localcluster.errors import HostError
 from localcluster.images import gobuild
-from singularity_proxy.launcher import tools
+from singularity_proxy.launcher import tools, user_namespace
 from singularity_proxy.launcher.errors import LauncherError, RestoreError
-from singularity_proxy.launcher.ranks import accounts, privileges, seccomp
+from singularity_proxy.launcher.ranks import accounts, privileges, process_scan, seccomp
 from singularity_proxy.launcher.ranks.accounts import Account
+from singularity_proxy.launcher.snapshot import filters
+from singularity_proxy.launcher.snapshot.protobuf import Field, encode, image, magic
 from singularity_proxy.launcher.tools import Tools
 from singularity_proxy.protocol import names
 
@@ -139,6 +144,107 @@ def test_the_kernel_takes_the_filter_and_programs_inherit_it() -> None:
     assert done.stdout.split() == ["-1", "1", "-1", "38", "-1", "2", "1", "Seccomp:", "2"]
 
 
+def test_a_filter_that_changes_is_known_beside_the_one_before() -> None:
+    """Whoever changes the filter writes the new digest into KNOWN, before those of the checkpoints that still go on."""
+    assert hashlib.sha256(seccomp.image()).hexdigest() == seccomp.KNOWN[0]
+
+
+STANDS = """
+import ctypes, os, struct, sys, threading, time
+from singularity_proxy.launcher.ranks import libc, seccomp
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, seccomp.ALLOW), 8)
+
+def add():
+    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(allow))
+    libc.check(libc.load().syscall(317, 1, 0, program), "no filter")
+
+def thread(act):
+    done = threading.Event()
+    threading.Thread(target=lambda: (act(), done.set(), time.sleep(600)), daemon=True).start()
+    assert done.wait(60)
+
+ways = {
+    "ours": lambda: (seccomp.apply(), thread(int)),
+    "one more": lambda: (seccomp.apply(), add()),
+    "another": lambda: (libc.load().prctl(38, 1, 0, 0, 0), add()),
+    "one thread": lambda: (libc.load().prctl(38, 1, 0, 0, 0), thread(add), seccomp.apply()),
+}
+ways[sys.argv[1]]()
+print("stands", flush=True)
+os.kill(os.getpid(), 19)
+"""
+
+
+@pytest.fixture
+def standing() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """`standing(way)`: a process of two threads or one that has stopped itself, as a restored one stands still."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start(way: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", STANDS, way], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+        made.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "stands\n"
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        return process
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0 or user_namespace.inside():
+        pytest.skip("needs root: the kernel shows filters to nobody else")
+
+
+@pytest.mark.parametrize("way", ["ours", "one more"])
+@pytest.mark.usefixtures("shown")
+def test_a_restored_rank_under_the_launchers_filter_stands_still_for_the_check_and_goes_on(
+    standing: Callable[[str], subprocess.Popen[str]], way: str
+) -> None:
+    process = standing(way)
+    filters.check(0, [process.pid])
+    assert process_scan.stat_words(Path(f"/proc/{process.pid}/stat"))[0] == "T"
+
+
+@pytest.mark.parametrize("way", ["another", "one thread"])
+@pytest.mark.usefixtures("shown")
+def test_a_restored_rank_under_another_filter_is_refused(
+    standing: Callable[[str], subprocess.Popen[str]], way: str
+) -> None:
+    process = standing(way)
+    with pytest.raises(RestoreError, match=r"(?s)^rank 3: .* is under another filter of system calls"):
+        filters.check(3, [process.pid])
+
+
+def test_in_a_user_namespace_the_image_is_read_before_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow = struct.pack("HBBI", 6, 0, 0, seccomp.ALLOW)
+
+    def check(*programs: bytes) -> None:
+        chains = [Field(1, 2, encode([Field(1, 2, program), Field(3, 0, 4)])) for program in programs]
+        (tmp_path / filters.FILE).write_bytes(image(magic(0x64413049), [encode(chains)]))
+        filters.check_image(3, tmp_path)
+
+    monkeypatch.setattr(user_namespace, "inside", lambda: True)
+    filters.check_image(3, tmp_path)  # no filter is loaded
+    check(seccomp.image())
+    for programs in ([allow], [seccomp.image(), allow], [allow, seccomp.image()], [seccomp.image()[:-8]], []):
+        with pytest.raises(RestoreError, match=r"^rank 3: seccomp.img has another filter of system calls, which no"):
+            check(*programs)
+    (tmp_path / filters.FILE).write_bytes(b"x" * 64)
+    with pytest.raises(RestoreError, match=r"^rank 3: seccomp.img cannot be read: it begins with"):
+        filters.check_image(3, tmp_path)
+    monkeypatch.setattr(user_namespace, "inside", lambda: False)
+    filters.check_image(3, tmp_path)  # the kernel shows what was loaded
+
+
 # --- capabilities -----------------------------------------------------------------------------------------------------
 def test_a_root_rank_keeps_what_packages_need_and_nothing_of_the_launchers() -> None:
     assert privileges.MASK == 0x4FB
@@ -191,7 +297,7 @@ def test_a_restored_process_with_more_is_refused(
     _task(tmp_path, 1, 1)
     _task(tmp_path, 5, 5)
     _task(tmp_path, 5, 9, STATUS.replace(old, new))  # one thread is enough
-    with pytest.raises(RestoreError, match=rf"rank 3: .*pid 5\) {re.escape(said)}, which no rank may"):
+    with pytest.raises(RestoreError, match=rf"rank 3: .*pid 5\) {re.escape(said)}"):
         privileges.check(3, tmp_path)
 
 

@@ -60,6 +60,10 @@ NAMESPACES: Final = 0x7E020080
 """All of CLONE_NEW..., which clone and unshare are not given (CLONE_NEWTIME, 0x80, is a signal's number for clone)."""
 CLONE, UNSHARE, CLONE_NEWTIME = 56, 272, 0x80
 
+KNOWN: Final = ("28e0dc643ab5f23d7a32f74d2cd4ae4a81b803f215f2a348dd4f9169381a5536",)
+"""SHA-256 of the filters that a restored rank may be under: that of `image()`, and those of the releases whose
+checkpoints this one restores."""
+
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
 """Offsets in the kernel's struct seccomp_data."""

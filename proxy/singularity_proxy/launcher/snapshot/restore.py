@@ -23,6 +23,7 @@ from ..tools import Tools
 from . import (
     container_layer,
     criu,
+    filters,
     image,
     locks,
     mapped_files,
@@ -205,6 +206,7 @@ def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
     logs = paths.criu_work(plan.checkpoint_id, slot.rank)
     logs.mkdir(parents=True, exist_ok=True)
     images = paths.image(plan.checkpoint_id, slot.rank)
+    filters.check_image(slot.rank, images)
     shared_pages.prepare(images)
     argv = tool.restore(slot, images, logs)
     still = standstill.Standstill(lambda: standstill.activity(process_scan.processes(slot.init)), standstill.STILL_S)
@@ -216,6 +218,7 @@ def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
         text = f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
         return criu.Late(text) if isinstance(problem, criu.Late) else text
     privileges.check(slot.rank, slot.proc)
+    filters.check(slot.rank, process_scan.processes(slot.init))
     _adopt_oom_score(slot)
     return _retake_locks(tool.tools, slot, images)
 

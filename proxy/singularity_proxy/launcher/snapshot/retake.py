@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..ranks import libc
+from ..ranks.traced import Traced
 from . import protobuf
 from .protobuf import fields
 
@@ -24,8 +24,7 @@ _BEGIN = protobuf.magic(0x54323616)
 _FLAG, _TYPE, _PID, _DESCRIPTOR, _START, _LENGTH = 1, 2, 3, 4, 5, 6
 """Fields of file_lock_entry."""
 _POSIX = 1
-_SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _STEP, _DETACH = 0x4206, 0x4207, 12, 13, 9, 17
-_WALL = 0x40000000
+_GETREGS, _SETREGS, _STEP = 12, 13, 9
 _FCNTL, _SETLK = 72, 6
 _SYSCALL = b"\x0f\x05"
 _REGISTERS = 27
@@ -50,27 +49,16 @@ def posix(images: Path) -> list[dict[int, int]]:
     return found
 
 
-class Stopped:
+class Stopped(Traced):
     """A process that stands still, and whose registers and memory are ours. Raises OSError."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._libc = pid, libc.load()
-        self._libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-        self._libc.ptrace.restype = ctypes.c_long
-        self._ptrace(_SEIZE)
-        self._ptrace(_INTERRUPT)
-        os.waitpid(pid, _WALL)
 
     def __enter__(self) -> Stopped:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._ptrace(_DETACH)
-
     def call(self, number: int, one: int, two: int, content: bytes) -> int:
         """A system call whose third argument is a pointer to `content`. Returns its result, negative for an error."""
         before = self._registers()
-        with open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
+        with open(f"/proc/{self._task}/mem", "r+b", buffering=0) as memory:
             at = (before[_RSP] - _BELOW) & ~15
             kept = _read(memory.fileno(), at, len(content))
             os.pwrite(memory.fileno(), content, at)
@@ -81,37 +69,34 @@ class Stopped:
             self._set(ours)
             try:
                 for _ in range(_STEPS):
-                    self._ptrace(_STEP)
-                    os.waitpid(self._pid, _WALL)
+                    self.ask(_STEP)
+                    self.wait()
                     after = self._registers()
                     if after[_RIP] == where + len(_SYSCALL):
                         return int(struct.unpack("q", struct.pack("Q", after[_RAX]))[0])
-                raise OSError(f"process {self._pid} does not come through a system call")
+                raise OSError(f"process {self._task} does not come through a system call")
             finally:
                 os.pwrite(memory.fileno(), kept, at)
                 self._set(before)
 
     def _instruction(self, memory: int) -> int:
         """Address of a system call instruction: the kernel's own page of code has one."""
-        for line in Path(f"/proc/{self._pid}/maps").read_text().splitlines():
+        for line in Path(f"/proc/{self._task}/maps").read_text().splitlines():
             if line.endswith("[vdso]"):
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))
                 found = _read(memory, begin, end - begin).find(_SYSCALL)
                 if found >= 0:
                     return begin + found
-        raise OSError(f"process {self._pid} has no system call instruction in its vdso")
+        raise OSError(f"process {self._task} has no system call instruction in its vdso")
 
     def _registers(self) -> list[int]:
         words = (ctypes.c_uint64 * _REGISTERS)()
-        self._ptrace(_GETREGS, ctypes.addressof(words))
+        self.ask(_GETREGS, ctypes.addressof(words))
         return list(words)
 
     def _set(self, registers: list[int]) -> None:
         words = (ctypes.c_uint64 * _REGISTERS)(*registers)
-        self._ptrace(_SETREGS, ctypes.addressof(words))
-
-    def _ptrace(self, request: int, data: int = 0) -> None:
-        libc.check(self._libc.ptrace(request, self._pid, None, data or None), f"ptrace {request:#x} of {self._pid}")
+        self.ask(_SETREGS, ctypes.addressof(words))
 
 
 def _read(memory: int, at: int, size: int) -> bytes:
