@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,9 @@ from ..errors import HostError
 from ..shell import wait_until
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+ASIDE = "init"
+"""Where the processes of a container go that were in the root of its own tree (v2)."""
+
 NEEDED = ("cpu", "cpuset", "memory", "pids")
 V1_NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
 
@@ -50,11 +54,13 @@ def create(config: ClusterConfig, nodes: Sequence[Node], root: Path = CGROUP_ROO
     """The groups that kubelets take as their root; kubelet wants them to exist.
 
     :raises HostError: the kernel does not let us
+    :raises NotReadyError: somebody starts processes in the root of the container's tree as fast as we move them
     """
     v2 = version(root) == 2
     try:
         for hierarchy in hierarchies(root):
             if v2:
+                clear_root(hierarchy)
                 _delegate(hierarchy)
             parent = hierarchy / config.cgroup
             for group in (parent, *(parent / node.name for node in nodes)):
@@ -69,6 +75,31 @@ def create(config: ClusterConfig, nodes: Sequence[Node], root: Path = CGROUP_ROO
             f"control group {error.filename} cannot be set up ({error.strerror}): run on a machine or container that "
             "owns its cgroup tree (Docker: --privileged --cgroupns=private)"
         ) from error
+
+
+def clear_root(root: Path) -> None:
+    """Move a container's processes out of the root of its own tree (v2).
+
+    With a process in it, a group gives no controller to the groups below. Only the root of the whole machine may; it
+    has no `cgroup.type`.
+
+    :raises NotReadyError: see `create`
+    """
+    if (root / "cgroup.type").exists() and _members(root):
+        (root / ASIDE).mkdir(exist_ok=True)
+        wait_until(partial(_cleared, root), f"the processes in {root} are in {root / ASIDE}", timeout=20)
+
+
+def _members(group: Path) -> list[str]:
+    """Processes of a group. One that another container has put there reads as 0, and cannot be moved from here."""
+    return [pid for pid in (group / "cgroup.procs").read_text().split() if pid != "0"]
+
+
+def _cleared(root: Path) -> bool:
+    for pid in _members(root):
+        with contextlib.suppress(ProcessLookupError):
+            (root / ASIDE / "cgroup.procs").write_text(pid)
+    return not _members(root)
 
 
 def _delegate(group: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections import namedtuple
 from pathlib import Path
 
@@ -102,6 +103,29 @@ def test_refusal_of_the_kernel_is_explained(tmp_path: Path) -> None:
     (root / "memory" / config.cgroup).write_text("a file is in the way")
     with pytest.raises(HostError, match=r"memory/singularity-local-unit cannot be set up"):
         cgroups.create(config, NODES, root)
+
+
+def test_a_container_gives_its_controllers_away_although_processes_were_in_its_root() -> None:
+    """Groups of the kernel's. Those of the machine's own root stay where they are."""
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 rw" in line]
+    if not mounted or os.geteuid() != 0:
+        pytest.skip("no cgroup v2 that may be written to on this machine")
+    group = Path(mounted[0]) / f"unit-{os.getpid()}"
+    group.mkdir()
+    try:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            cgroups.clear_root(group)
+            assert (group / "cgroup.procs").read_text() == ""
+            assert (group / cgroups.ASIDE / "cgroup.procs").read_text().split() == [str(process.pid)]
+            cgroups.clear_root(group)
+            process.communicate(timeout=10)
+    finally:
+        for path in (group / cgroups.ASIDE, group):
+            path.rmdir()
+    if not (Path(mounted[0]) / "cgroup.type").exists():
+        cgroups.clear_root(Path(mounted[0]))
+        assert not (Path(mounted[0]) / cgroups.ASIDE).exists()
 
 
 def test_this_machine_passes(tmp_path: Path) -> None:
