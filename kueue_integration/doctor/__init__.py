@@ -10,7 +10,21 @@ from collections.abc import Callable, Iterable
 
 from ..kube.api import Kube
 from ..spec.platform_config import PlatformConfig
-from . import access, authorities, capacity, chart, cluster, gates, gpu_probe, jobs, placement, probe, queues, security
+from . import (
+    access,
+    authorities,
+    capacity,
+    chart,
+    cluster,
+    gates,
+    gpu_probe,
+    jobs,
+    placement,
+    probe,
+    queues,
+    release,
+    security,
+)
 from .check import FAIL, OK, WARN, Check, guarded
 
 __all__ = ["FAIL", "OK", "WARN", "Check", "run", "run_gpu_probe", "run_probe"]
@@ -53,6 +67,9 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
         found += guarded("controller", chart.controller(kube))
         found += guarded("controller memory", capacity.controller_memory(kube))
         found += guarded("authorities", authorities.published(installed, now))
+        found += guarded("keys", release.keys(kube))
+        found += guarded("certificate", release.certificate(kube, now))
+        found += guarded("release", release.interrupted(kube))
         found += guarded("controller RBAC", access.controller(kube))
         found += guarded("lease", chart.lease(kube, now))
         found += guarded("hold policy", chart.policy(kube))

@@ -33,6 +33,7 @@ from kueue_integration.kube.resources import (
     NAMESPACE,
     NODE,
     PRIORITY_CLASS,
+    SECRET,
     Kind,
 )
 from kueue_integration.spec import platform_config
@@ -99,6 +100,7 @@ def kube() -> FakeKube:
             CONFIG_MAP, job_names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform_config.to_json(PLATFORM)}
         ),
         images(PLATFORM.agent_image),
+        obj(SECRET, job_names.KEYS_SECRET, SYSTEM, data={"keys.json": "e30="}),
         obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 1}, status={"readyReplicas": 1}),
         obj(CLUSTER_QUEUE, "training", spec=spec, status=ACTIVE),
         obj(LOCAL_QUEUE, "training", "default", spec={"clusterQueue": "training"}, status=ACTIVE),
@@ -126,6 +128,13 @@ def kube() -> FakeKube:
     return fake
 
 
+def helm_release(status: str) -> dict[str, Any]:
+    """What Helm writes down before it begins."""
+    made = obj(SECRET, "sh.helm.release.v1.singularity.v2", SYSTEM)
+    made["metadata"]["labels"] = {"owner": "helm", "name": "singularity", "status": status}
+    return made
+
+
 def waiting(agent_image: str) -> dict[str, Any]:
     """A suspended job whose pods have this agent image."""
     pod = {"initContainers": [{"name": job_names.CONTAINER_INSTALL, "image": agent_image}], "containers": []}
@@ -144,9 +153,9 @@ def test_a_healthy_cluster_has_no_findings_and_is_not_changed(kube: FakeKube) ->
     assert [c for c in checks if c.status != doctor.OK] == []
     assert [c.name for c in checks] == [
         "API server", "feature gates", "node architecture", "node kernel", "container runtime", "Kueue", "chart",
-        "store", "controller", "authorities", "controller RBAC", "lease", "hold policy", "guard policies", "fence",
-        "Kueue config", "visibility", "priority classes", "pod security", "engine auto", "pod guard", "permissions",
-        "queue training", "jobs",
+        "store", "controller", "authorities", "keys", "controller RBAC", "lease", "hold policy", "guard policies",
+        "fence", "Kueue config", "visibility", "priority classes", "pod security", "engine auto", "pod guard",
+        "permissions", "queue training", "jobs",
     ]  # fmt: skip
     assert all(c.fix == "" for c in checks)
     assert kube.objects() == before
@@ -317,6 +326,16 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     "queue stopped": (
         _spec(CLUSTER_QUEUE, "training", stopPolicy="Hold"), "queue training", "fail", "stopPolicy Hold", "None"
     ),
+    "keys gone": (
+        _gone(SECRET, job_names.KEYS_SECRET, SYSTEM), "keys", "fail", "is gone", "helm upgrade singularity"
+    ),
+    "keys empty": (
+        lambda k: k.put(obj(SECRET, job_names.KEYS_SECRET, SYSTEM)), "keys", "warn", "is empty", "kubectl -n"
+    ),
+    "helm killed": (
+        lambda k: k.put(helm_release("pending-upgrade")), "release", "warn", "singularity is pending-upgrade",
+        "delete secret -l owner=helm,name=singularity,status=pending-upgrade",
+    ),
     "queue without preemption": (
         _spec(CLUSTER_QUEUE, "training", preemption=None),
         "queue training", "warn", "never preempts", '{"spec":{"preemption":{"withinClusterQueue":"LowerPriority"}}}',
@@ -471,7 +490,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, kube: FakeKube, *arguments: str) -> 
 def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     good = invoke(monkeypatch, kube)
     assert good.exit_code == 0, good.output
-    assert good.output.endswith("24 checks: 0 failed, 0 warnings\n")
+    assert good.output.endswith("25 checks: 0 failed, 0 warnings\n")
     kube.delete(PRIORITY_CLASS, None, "high")
     assert invoke(monkeypatch, kube).exit_code == 0
     kube.delete(CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP)
