@@ -170,8 +170,8 @@ async def serve(settings: config.Config) -> None:
     await stop.wait()
     log.info("stopping")
     answering.cancel()
+    await asyncio.to_thread(keeper.stop)  # first: the next leader waits for nothing else of this one
     await asyncio.to_thread(keys.stop)
-    await asyncio.to_thread(keeper.stop)
     if multikueue is not None:
         await asyncio.to_thread(multikueue.stop)
     await asyncio.to_thread(reconciler.stop)
