@@ -75,8 +75,9 @@ async def serve(settings: config.Config) -> None:
     hub.attach(loop)
     server = server_time.ServerClock()
     reconciler = Reconciler(
-        kube, settings.settings, metrics, hub.notify, server.now, settings.namespace, settings.agent_images
-    )
+        kube, settings.settings, metrics, hub.notify, server.now, settings.namespace, settings.agent_images,
+        settings.namespaces,
+    )  # fmt: skip
 
     def lead(leads: bool) -> None:
         metrics.set("singularity_leader", float(leads))

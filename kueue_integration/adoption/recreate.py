@@ -82,12 +82,14 @@ def manifest(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
 def create(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig, dry_run: bool = False) -> Object:
     """Create the adopted form of a manifest. Raises SpecError, PlatformError, ConflictError, KubeError."""
     made = manifest(job, platform)
+    preflight.followed(platform, made["metadata"]["namespace"])
     cluster_checks(kube, made)
     return _create(kube, made, dry_run)
 
 
 def preview(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
-    """What `recreate` would create. Raises JobNotFoundError, ConflictError, SpecError, KubeError."""
+    """What `recreate` would create. Raises PlatformError, JobNotFoundError, ConflictError, SpecError, KubeError."""
+    preflight.followed(platform, namespace)
     job = kube.find(JOB, namespace, name)
     if job is None:
         raise JobNotFoundError(f"there is no Job {name!r} in namespace {namespace!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 from ..contract import attempt_records, job_names, kinds
 from ..contract.record_types import Preemptor
@@ -31,6 +32,7 @@ from .forever import Skips
 from .informer import Informer
 from .machines.nodes import Nodes
 from .metrics import Metrics
+from .narrow import Copy, follow
 from .notes import Notes
 from .snapshot import Pod
 
@@ -66,7 +68,7 @@ class World(Copies):
     `kept` has left of it.
 
     `skips` is called with objects that cannot be read. `all_pods`: `pods` has those of others, too, with what each asks
-    of its node.
+    of its node. `namespaces`: the only ones that are followed, none for all.
     """
 
     def __init__(
@@ -79,24 +81,29 @@ class World(Copies):
         skips: Skips | None = None,
         all_pods: bool = False,
         on_node: Changed = _ignore,
+        namespaces: Sequence[str] = (),
     ) -> None:
         self._on_job, self._on_pod = on_job, on_pod
+        self.namespaces = namespaces
         self._skips = skips or Skips(Metrics())
         skip = self._skips.note
         self._lost: dict[tuple[str, str | None], list[Object]] = {}
         self._lost_lock = threading.Lock()
 
-        def jobs(kind: Kind, optional: bool) -> Informer:
-            return Informer(kube, kind, self._job_changed, _MANAGED, optional=optional, keep=kept.job, skip=skip)
+        def copy(kind: Kind, changed: Changed, selector: str | None = None, **more: Any) -> Copy:
+            return follow(kube, kind, changed, selector, skip=skip, namespaces=namespaces, **more)
+
+        def jobs(kind: Kind, optional: bool) -> Copy:
+            return copy(kind, self._job_changed, _MANAGED, optional=optional, keep=kept.job)
 
         self.jobs, self.jobsets, self.trainjobs = jobs(JOB, False), jobs(JOBSET, True), jobs(TRAINJOB, True)
         asked, keep = (None, kept.pod_with_asks) if all_pods else (_MANAGED, kept.pod)
-        self.pods = Informer(kube, POD, self._pod_changed, asked, index=_pod_index, keep=keep, skip=skip)
-        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=kept.workload, skip=skip)
+        self.pods = copy(POD, self._pod_changed, asked, index=_pod_index, keep=keep)
+        self.workloads = copy(WORKLOAD, on_workload, index=_workload_index, keep=kept.workload)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue, skip=skip)
-        self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue, skip=skip)
+        self.local_queues = copy(LOCAL_QUEUE, on_queue)
         self.notes = Notes(kube)
-        self.progress = Informer(kube, PROGRESS, self.notes.seen, optional=True, keep=kept.note, skip=skip)
+        self.progress = copy(PROGRESS, self.notes.seen, optional=True, keep=kept.note)
         self.beside = (self.progress,)
         self.nodes = Nodes(kube, skip, changed=on_node)
         self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}

@@ -50,6 +50,8 @@ class Config:
     """The chart's `multikueue.manager.accessProviders`, as JSON."""
     agent_images: tuple[str, ...] = ()
     """What the chart trusts as agent image: its own first, then those of `images.trusted`."""
+    namespaces: tuple[str, ...] = ()
+    """The only ones whose jobs are followed: the account has rights in these alone. None: all."""
 
     @property
     def lease_timeout_s(self) -> float:
@@ -98,6 +100,20 @@ def _agent_images(env: Mapping[str, str]) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(image, str) and image for image in found):
         raise ConfigError(f"{name} = {text!r} (chart values images.agent and images.trusted): must be a list of images")
     return tuple(found)
+
+
+def _namespaces(env: Mapping[str, str], core: Settings) -> tuple[str, ...]:
+    name = "SINGULARITY_NAMESPACES"
+    text = env.get(name) or "[]"
+    found = decode.json_value(text)
+    if not isinstance(found, list) or not all(isinstance(item, str) and item for item in found):
+        raise ConfigError(f"{name} = {text!r} (chart value controller.namespaces): must be a list of namespaces")
+    if found and core.planner.defragmentation.mode != "none":
+        raise ConfigError(
+            f"{name} = {text!r} (chart value controller.namespaces): the policy defragmentation counts the pods of all "
+            "namespaces; set planner.defragmentation.mode to none, or name no namespaces"
+        )
+    return tuple(dict.fromkeys(found))
 
 
 def _published(env: Mapping[str, str]) -> Published | None:
@@ -185,4 +201,5 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
         multikueue_namespace=env.get("SINGULARITY_MULTIKUEUE_NAMESPACE") or "",
         access_providers=env.get("SINGULARITY_MULTIKUEUE_ACCESS_PROVIDERS") or "[]",
         agent_images=_agent_images(env),
+        namespaces=_namespaces(env, core),
     )

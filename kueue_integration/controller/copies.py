@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from .informer import WATCH_S, Informer
+from .informer import WATCH_S
+from .narrow import Copy
 
 SILENT_S = WATCH_S + 30.0
 """A watch of a quiet kind says nothing until it ends; then it takes a moment to begin the next one."""
@@ -14,8 +15,8 @@ SILENT_S = WATCH_S + 30.0
 class Copies:
     """Of one cluster's objects, one informer per kind."""
 
-    informers: Sequence[Informer] = ()
-    beside: Sequence[Informer] = ()
+    informers: Sequence[Copy] = ()
+    beside: Sequence[Copy] = ()
     """What is shown to people: nothing that is decided here waits for it."""
 
     def start(self) -> None:

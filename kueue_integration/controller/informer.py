@@ -36,7 +36,8 @@ class Informer:
 
     `keep`: returns the parts of an object that are kept in memory. `index`: the values under which `indexed` finds it.
     `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time. `skip(kind,
-    name, error)` hears of an object that one of these functions cannot take: the others go on.
+    name, error)` hears of an object that one of these functions cannot take: the others go on. `namespace`: the only
+    one whose objects are followed, None for all.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Informer:
         optional: bool = False,
         keep: Callable[[Object], Object] = lambda obj: obj,
         skip: Callable[[str, str, Exception], None] = told,
+        namespace: str | None = None,
     ) -> None:
         self._kube = kube
+        self._namespace = namespace
         self.kind = kind
         self._selector = selector
         self._optional = optional
@@ -193,7 +196,7 @@ class Informer:
 
     def _list(self) -> str:
         version, fresh = "", dict[_Key, Object]()
-        for found, version in self._kube.pages(self.kind, None, self._selector):  # noqa: B007 - the last one's counts
+        for found, version in self._kube.pages(self.kind, self._namespace, self._selector):  # noqa: B007 - the last one's counts
             fresh.update((_key(obj), obj) for obj in map(self._small, found))
             self._heard = time.monotonic()
         with self._lock:
@@ -214,7 +217,8 @@ class Informer:
 
     def _watch(self, version: str) -> str:
         started = time.monotonic()
-        for event, obj in self._kube.watch(self.kind, None, self._selector, version, timeout_s=WATCH_S):
+        watched = self._kube.watch(self.kind, self._namespace, self._selector, version, timeout_s=WATCH_S)
+        for event, obj in watched:
             self._heard = time.monotonic()
             version = version_of(obj) or version
             if event != "BOOKMARK":

@@ -74,6 +74,7 @@ class Reconciler:
         now: Callable[[], float] = time.time,
         namespace: str = job_names.SYSTEM_NAMESPACE,
         agent_images: Sequence[str] = (),
+        namespaces: Sequence[str] = (),
     ) -> None:
         self._kube = kube
         self._settings = settings
@@ -87,7 +88,7 @@ class Reconciler:
         self._node_watch = NodeWatch(settings.planner.cordon, self._node_leaves)
         self.world = World(
             kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips, places,
-            self._node_watch.changed,
+            self._node_watch.changed, namespaces,
         )  # fmt: skip
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube, self.world.nodes).of, metrics, now)

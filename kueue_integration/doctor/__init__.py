@@ -19,6 +19,7 @@ from . import (
     gates,
     gpu_probe,
     jobs,
+    narrow,
     placement,
     probe,
     queues,
@@ -70,7 +71,7 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
         found += guarded("keys", release.keys(kube))
         found += guarded("certificate", release.certificate(kube, now))
         found += guarded("release", release.interrupted(kube))
-        found += guarded("controller RBAC", access.controller(kube))
+        found += guarded("controller RBAC", access.controller(kube, installed.namespaces))
         found += guarded("lease", chart.lease(kube, now))
         found += guarded("hold policy", chart.policy(kube))
         found += guarded("guard policies", chart.guards(kube))
@@ -90,6 +91,7 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
         return found
     if not isinstance(installed, Check):
         found += guarded("pod guard", security.training(kube, namespace))
+        found += guarded("followed", narrow.followed(kube, namespace, installed.namespaces))
     found += guarded("permissions", security.permissions(kube, namespace))
     if served:
         found += guarded("queues", queues.local_queues(kube, namespace, not isinstance(installed, Check)))

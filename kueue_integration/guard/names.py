@@ -6,4 +6,5 @@ JOBS = "singularity-guard-jobs"
 EXEC = "singularity-guard-exec"
 RECOVERY = "singularity-guard-recovery"
 NAMESPACES = "singularity-guard-namespaces"
-POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC, RECOVERY, NAMESPACES)
+CONTROLLER = "singularity-guard-controller"
+POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC, RECOVERY, NAMESPACES, CONTROLLER)

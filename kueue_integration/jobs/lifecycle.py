@@ -45,6 +45,7 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
     """
     objects = render(spec, platform)
     if existing(kube, spec) is None:
+        preflight.followed(platform, spec.namespace)
         preflight.cluster(kube, spec)
         for obj in objects:
             _create(kube, obj, dry_run=True)
@@ -62,6 +63,7 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
         job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
     adopted = existing(kube, spec)
     if adopted is None:
+        preflight.followed(platform, spec.namespace)
         preflight.cluster(kube, spec)
         try:
             found = _create(kube, job)
@@ -87,9 +89,7 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
     return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
 
 
-def create(
-    kube: Kube, job: Mapping[str, Any], children: Sequence[Mapping[str, Any]], dry_run: bool = False
-) -> Object:
+def create(kube: Kube, job: Mapping[str, Any], children: Sequence[Mapping[str, Any]], dry_run: bool = False) -> Object:
     """Create a Job with what belongs to it, or nothing. Raises SpecError, ConflictError, KubeError.
 
     `dry_run`: only what the API server would say.

@@ -25,6 +25,7 @@ from ..kube.resources import (
     label,
 )
 from ..spec import engine
+from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import place_check
 
@@ -41,6 +42,15 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
         raise SpecError(problems)
     _namespace(kube, spec)
     _fence(kube, spec.queue, name, target)
+
+
+def followed(platform: PlatformConfig, namespace: str) -> None:
+    """Raise PlatformError when the controller does not follow the jobs of `namespace`."""
+    if platform.namespaces and namespace not in platform.namespaces:
+        raise PlatformError(
+            f"namespace {namespace!r} is not one of those whose jobs the controller follows (chart value "
+            f"controller.namespaces: {', '.join(platform.namespaces)}); use one of these, or have it added"
+        )
 
 
 def _local_queue(kube: Kube, spec: TrainSpec) -> Object:
@@ -95,7 +105,6 @@ def _namespace(kube: Kube, spec: TrainSpec) -> None:
             f"namespace {namespace!r} enforces Pod Security level {level!r}, which refuses the capabilities that "
             f"engine {name!r} needs; label it {POD_SECURITY}=privileged, use another namespace, or engine 'state'"
         )
-
 
 
 _GUARDED = f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"

@@ -34,6 +34,7 @@ class PlatformConfig:
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
     :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
     :param tiers_window_s: seconds over which these shares are measured
+    :param namespaces: the only ones whose jobs the controller follows; none: all
     """
 
     agent_image: str
@@ -49,6 +50,7 @@ class PlatformConfig:
     checkpoint_disk: str = ""
     tiers: Mapping[str, float] = field(default_factory=dict)
     tiers_window_s: int = 3600
+    namespaces: Sequence[str] = ()
 
 
 def to_json(config: PlatformConfig) -> str:
@@ -111,7 +113,7 @@ def _is_share(value: object) -> bool:
 
 _TYPES: dict[str, type] = {
     "volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int, "tiers": dict,
-    "tiers_window_s": int,
+    "tiers_window_s": int, "namespaces": list,
 }  # fmt: skip
 _LOOK = f"See whether it runs and leads: kubectl -n {job_names.SYSTEM_NAMESPACE} get pods,leases"
 _FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

@@ -128,6 +128,7 @@ tolerations: {{- toYaml . | nindent 2 }}
   "tiers" (.Values.planner.slaTiers.tiers | default dict)
   "tiers_window_s" (int .Values.planner.slaTiers.windowSeconds)
   "image_pull_policy" .Values.imagePullPolicy
+  "namespaces" (.Values.controller.namespaces | default list)
   "adoption" .Values.adoption.enabled
   "trainjob" .Values.trainjob.enabled | toJson -}}
 {{- end }}

@@ -9,7 +9,7 @@ keep a drain waiting for ever.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...contract import job_names, kinds
@@ -20,6 +20,7 @@ from ...kube.resources import DISRUPTION_BUDGET, Object, label, selector
 from ...planner.job import Job, JobKey
 from ...planner.policies import cordon
 from ...requests import placement
+from ..narrow import listed
 from .look import Seen
 from .report import Report
 
@@ -30,8 +31,8 @@ Place = tuple[str, str]
 class DisruptionBudgets:
     """Not thread-safe. Whoever changes a budget of ours by hand has it so until the controller starts again."""
 
-    def __init__(self, kube: Kube, report: Report) -> None:
-        self._kube, self._report = kube, report
+    def __init__(self, kube: Kube, report: Report, namespaces: Sequence[str] = ()) -> None:
+        self._kube, self._report, self._namespaces = kube, report, namespaces
         self._stand: dict[Place, int] | None = None
         """The pods that each of our budgets keeps; None: not looked at yet."""
         self._left_out: dict[JobKey, tuple[str, int]] = {}
@@ -62,7 +63,8 @@ class DisruptionBudgets:
     def _carry_out(self, wanted: Mapping[Place, tuple[Job, int]], stay: set[Place], now: float) -> None:
         try:
             if self._stand is None:
-                found = self._kube.list(DISRUPTION_BUDGET, None, selector(job_names.MADE_BY_CONTROLLER))
+                ours = selector(job_names.MADE_BY_CONTROLLER)
+                found = listed(self._kube, DISRUPTION_BUDGET, self._namespaces, ours)
                 self._stand = {_place(each): int(each["spec"].get("minAvailable") or 0) for each in found}
             for place in self._stand.keys() - stay:
                 self._delete(place)

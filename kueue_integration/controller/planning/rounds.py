@@ -66,7 +66,7 @@ class Rounds:
         self._kube, self._world, self._settings, self._now, self._clock = kube, world, settings, now, clock
         self._eyes, self._report = Eyes(world, skips), Report(kube, metrics)
         self._carry_out = CarryOut(kube, perform, settings.max_budget_s)
-        self._budgets = DisruptionBudgets(kube, self._report)
+        self._budgets = DisruptionBudgets(kube, self._report, world.namespaces)
         planner, acting = settings.planner, chosen(settings.planner, "act")
         self._usual = always(settings, acting)
         self._act = in_order({**acting, **self._usual})

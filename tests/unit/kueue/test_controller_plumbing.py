@@ -16,10 +16,10 @@ from kueue_integration.controller.errors import ConfigError
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.work_queue import Lane, WorkQueue
-from kueue_integration.errors import Gone, NotFound, Unreachable
+from kueue_integration.errors import Forbidden, Gone, NotFound, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import POD, WORKLOAD, label
+from kueue_integration.kube.resources import JOB, POD, WORKLOAD, label
 
 
 # --- queue ----------------------------------------------------------------------------------------------------------
@@ -317,6 +317,52 @@ def test_a_claimed_key_is_in_one_hand_only():
     assert queue.claim(1.0) == "a"
     queue.done("a")
     assert queue.claim(0.05) is None
+
+
+def elsewhere(obj, namespace):
+    return {**obj, "metadata": {**obj["metadata"], "namespace": namespace}}
+
+
+class Narrowed(FakeKube):
+    """Refuses what an account with Roles in `one` and `two` may not ask for."""
+
+    def pages(self, kind, namespace=None, selector=None):
+        if kind.namespaced and namespace not in ("one", "two"):
+            raise Forbidden(f"GET {kind.path(namespace)}: forbidden", 403)
+        return super().pages(kind, namespace, selector)
+
+    def watch(self, kind, namespace=None, selector=None, resource_version=None, timeout_s=60.0):
+        assert not kind.namespaced or namespace in ("one", "two")
+        return super().watch(kind, namespace, selector, resource_version, timeout_s)
+
+
+def test_a_controller_of_a_few_namespaces_follows_each_of_them_and_asks_for_no_other():
+    kube = Narrowed(*(elsewhere(scene.job(), where) for where in ("one", "other")))
+    seen = []
+    world = World(
+        kube, on_job=lambda job, gone: seen.append((job["metadata"]["namespace"], gone)), namespaces=["one", "two"]
+    )
+    world.start()
+    try:
+        assert world.wait_synced(10), world.unlisted
+        assert [job["metadata"]["namespace"] for job in world.all_jobs()] == ["one"]
+        kube.put(elsewhere(scene.job(), "two"))
+        kube.put(elsewhere(scene.pod(0), "two"))
+        until(lambda: ("two", False) in seen and world.pods.indexed(("two", "train")))
+        assert world.job("two", "train") and world.job("other", "train") is None
+        kube.delete(JOB, "one", "train")
+        until(lambda: ("one", True) in seen)
+        assert world.fresh and {where for where, _ in seen} == {"one", "two"}
+    finally:
+        world.stop()
+
+
+def test_a_namespace_without_rights_is_named_and_not_ready():
+    world = World(Narrowed(), namespaces=["one", "three"])
+    world.start()
+    until(lambda: "jobs: namespace three: GET /apis/batch/v1/namespaces/three/jobs: forbidden" in world.unlisted)
+    assert not world.synced and not world.fresh
+    world.stop()
 
 
 class WithoutWorkloads(FakeKube):

@@ -55,7 +55,7 @@ def obj(kind: Kind, name: str, namespace: str | None = None, **fields: Any) -> d
 
 def chart() -> list[dict[str, Any]]:
     """Policies, bindings, Lease and fence as the chart's own templates have them."""
-    text = HOLD_YAML.read_text()
+    text = "\n---\n".join(HOLD_YAML.with_name(name).read_text() for name in (HOLD_YAML.name, "controller-limits.yaml"))
     for pattern, value in (
         (r"\{\{- include [^}]*\}\}", "{}"),
         (r"\{\{ \.Values\.kueue\.username \| toJson \}\}", json.dumps(KUEUE_USER)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -109,20 +108,6 @@ def test_a_controller_without_a_permission(denied: tuple[str, str]) -> None:
     kube.denied_to[access.USER] = {denied}
     (check,) = access.controller(kube)
     assert check.status == FAIL and " ".join(denied) in check.message and "helm upgrade" in check.fix
-
-
-def test_the_permissions_asked_for_are_those_that_the_chart_grants() -> None:
-    """Every need is in the chart's RBAC, so that a fresh installation has no finding."""
-    from test_doctor import HOLD_YAML
-
-    text = (HOLD_YAML.parent / "rbac.yaml").read_text()
-    granted: dict[str, set[str]] = {}
-    for rule in re.findall(r"resources: \[([^]]*)\](?:\n +(?:resourceNames:|#).*)*\n +verbs: \[([^]]*)\]", text):
-        for resource in rule[0].split(", "):
-            granted.setdefault(resource, set()).update(rule[1].split(", "))
-    for need in access.NEEDED:
-        resource = need.kind.plural + (f"/{need.subresource}" if need.subresource else "")
-        assert set(need.verbs) <= granted[resource], need
 
 
 @pytest.mark.parametrize(("grace", "found"), [(90, 0), (20, 1)])

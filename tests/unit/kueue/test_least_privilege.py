@@ -1,0 +1,165 @@
+"""The chart's accounts have the rights that they use, and no more: each right that is missing is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from rendered import HELM, NO_HELM, controller_env, render
+
+from kueue_integration.contract import job_names
+from kueue_integration.controller import config
+from kueue_integration.controller.errors import ConfigError
+from kueue_integration.doctor import FAIL, OK, access
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import Kind, Object
+
+pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
+CONTROLLER, SYSTEM = job_names.CONTROLLER_NAME, job_names.SYSTEM_NAMESPACE
+MULTIKUEUE = "singularity-multikueue"
+ALL = (
+    "planner.cordon.mode=act", "planner.lending.mode=propose", "planner.health.mode=act", "planner.health.taint=true",
+    "trainjob.enabled=true", "adoption.enabled=true", "multikueue.manager.enabled=true",
+)  # fmt: skip
+NAMED = "controller.namespaces={one,two}"
+SERVED = ("admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",)
+Rule = dict[str, Any]
+Rights = dict[str | None, list[Rule]]
+"""Rules by the namespace in which they count; None: in all, and for the cluster's own objects."""
+
+
+def rights(objects: Mapping[tuple[str, str], Object], account: str) -> Rights:
+    """What the bindings of the chart give an account of its namespace."""
+    found: Rights = {}
+    for binding in objects.values():
+        subjects = binding.get("subjects") or ()
+        if any(each["kind"] == "ServiceAccount" and each["name"] == account for each in subjects):
+            where = binding["metadata"].get("namespace")
+            role = binding["roleRef"]
+            (rules,) = [
+                one["rules"]
+                for one in objects.values()
+                if (one["kind"], one["metadata"]["name"], one["metadata"].get("namespace"))
+                == (role["kind"], role["name"], where if role["kind"] == "Role" else None)
+            ]
+            found.setdefault(where, []).extend(rules or ())
+    return found
+
+
+class Authorizer(FakeKube):
+    """Answers access reviews as RBAC does."""
+
+    def __init__(self, given: Rights, env: Mapping[str, str]) -> None:
+        container = {"env": [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]}
+        super().__init__(
+            {
+                "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": SYSTEM, "name": CONTROLLER},
+                "spec": {"template": {"spec": {"containers": [container]}}},
+            }
+        )  # fmt: skip
+        self.given = given
+
+    def allowed(
+        self,
+        verb: str,
+        kind: Kind,
+        namespace: str | None,
+        subresource: str | None = None,
+        user: str | None = None,
+        name: str | None = None,
+    ) -> bool:
+        assert user == access.USER
+        resource = kind.plural + (f"/{subresource}" if subresource else "")
+        rules = [*self.given.get(None, ()), *(self.given.get(namespace, ()) if namespace else ())]
+        return any(
+            kind.group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]
+            and (not rule.get("resourceNames") or name in rule["resourceNames"])
+            for rule in rules
+        )  # fmt: skip
+
+
+def without_one(given: Rights) -> Iterator[tuple[str, str, Rights]]:
+    """Each verb of each resource (and name) in turn, with the rights that are left."""
+    for where, rules in given.items():
+        for at, rule in enumerate(rules):
+            for resource in rule["resources"]:
+                for name in rule.get("resourceNames") or [None]:
+                    for verb in rule["verbs"]:
+                        named = {"resourceNames": [name]} if name else {}
+                        kept = [
+                            {**rule, "resources": [r], "verbs": [v], **({"resourceNames": [n]} if n else {})}
+                            for r in rule["resources"] for v in rule["verbs"]
+                            for n in rule.get("resourceNames") or [None]
+                            if (r, v, n) != (resource, verb, name)
+                        ]  # fmt: skip
+                        left = {**given, where: [*rules[:at], *kept, *rules[at + 1 :]]}
+                        yield verb, resource, left
+                        assert named or name is None
+
+
+@pytest.mark.parametrize("sets", [(), ALL, (NAMED,), (*ALL, NAMED)], ids=["default", "all", "named", "all, named"])
+def test_each_right_of_the_controller_is_needed_and_doctor_names_the_one_that_is_missing(sets: tuple[str, ...]) -> None:
+    objects = render(*sets, served=SERVED)
+    given, env = rights(objects, CONTROLLER), controller_env(objects)
+    namespaces = ["one", "two"] if NAMED in sets else []
+    (fine,) = access.controller(Authorizer(given, env), namespaces)
+    assert fine.status == OK, fine.message
+    tried = 0
+    for verb, resource, left in without_one(given):
+        (check,) = access.controller(Authorizer(left, env), namespaces)
+        assert check.status == FAIL and f"{verb} {resource}" in check.message, (verb, resource, check.message)
+        tried += 1
+    assert tried > 60
+
+
+def test_a_controller_of_a_few_namespaces_has_no_right_in_others() -> None:
+    everywhere = {
+        (group, resource): set(rule["verbs"])
+        for rule in rights(render(*ALL, NAMED, served=SERVED), CONTROLLER)[None]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    kueue, policies = "kueue.x-k8s.io", "admissionregistration.k8s.io"
+    assert everywhere.keys() == {
+        (kueue, "clusterqueues"), (kueue, "resourceflavors"), (kueue, "cohorts"), (kueue, "admissionchecks"),
+        (kueue, "admissionchecks/status"), (kueue, "multikueueclusters"), ("", "nodes"),
+        (policies, "validatingadmissionpolicies"), (policies, "validatingadmissionpolicybindings"),
+        ("trainer.kubeflow.org", "clustertrainingruntimes"), ("authentication.k8s.io", "tokenreviews"),
+    }, "objects of the cluster alone"  # fmt: skip
+    assert rights(render(NAMED), CONTROLLER).keys() == {None, "one", "two", SYSTEM}
+
+
+def test_the_namespaces_reach_the_controller_and_who_submits() -> None:
+    env = controller_env(render(NAMED))
+    found = config.load(["--identity", "me"], env)
+    assert found.namespaces == ("one", "two")
+    assert found.published is not None and found.published.platform.namespaces == ("one", "two")
+    assert config.load(["--identity", "me"], controller_env(render())).namespaces == ()
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"SINGULARITY_NAMESPACES": '"one"'}, "must be a list of namespaces"),
+        ({"SINGULARITY_NAMESPACES": "[1]"}, "must be a list of namespaces"),
+        (
+            {"SINGULARITY_NAMESPACES": '["one"]', "SINGULARITY_PLANNER": '{"defragmentation": {"mode": "act"}}'},
+            "the policy defragmentation counts the pods of all namespaces; set planner.defragmentation.mode to none",
+        ),
+    ],
+)
+def test_namespaces_that_cannot_be(env: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=r"chart value controller\.namespaces") as refused:
+        config.load(["--identity", "me"], env)
+    assert said in str(refused.value)
+
+
+def test_a_workers_account_writes_in_its_namespaces_only() -> None:
+    def verbs(*sets: str) -> dict[str | None, set[str]]:
+        given = rights(render("multikueue.worker.enabled=true", *sets), MULTIKUEUE)
+        return {where: {verb for rule in rules for verb in rule["verbs"]} for where, rules in given.items()}
+
+    reads, writes = {"get", "list", "watch"}, {"create", "delete", "patch", "update"}
+    assert verbs() == {None: reads | writes}
+    assert verbs("multikueue.worker.namespaces={one}") == {None: reads, "one": writes | {"get"}}

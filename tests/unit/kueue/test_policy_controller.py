@@ -1,0 +1,202 @@
+"""What the controller's account may change of jobs that are not ours: asked of a real API server with Kueue's kinds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import CONTROLLER, KUEUE, ApiServer
+from rendered import HELM, NO_HELM, render
+from two_controllers import install
+
+from kueue_integration.contract import job_names
+from kueue_integration.errors import KubeError
+from kueue_integration.guard import names
+from kueue_integration.kube.resources import JOB, JOBSET, NAMESPACE, TRAINJOB, WORKLOAD, Kind, Object
+from localcluster.api_server import any_of, api_server
+
+CRDS = os.environ.get("SINGULARITY_KUEUE_CRDS", "")
+TEAM = "team"
+MANAGED = {job_names.LABEL_MANAGED: "true"}
+REFUSED = "singularity-controller changes no Job, JobSet, TrainJob or Workload without the label"
+OTHERS_STATUS = "writes nothing else of their status"
+RESOURCES = ("jobs", "jobsets", "trainjobs", "workloads", "workloads/status")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    programs = [os.environ.get(f"SINGULARITY_{name}") for name in ("APISERVER", "ETCD")]
+    if not all(programs) or not CRDS:
+        pytest.skip("no API server, or no kinds of Kueue: `python -m localcluster.prepare --env` says where they are")
+    if HELM is None:
+        pytest.skip(NO_HELM)
+    folder = tmp_path_factory.mktemp("limits")
+    with api_server(folder, *map(str, programs), users=(CONTROLLER, KUEUE), allowed=RESOURCES) as started:
+        admin = started.kube()
+        admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
+        for kind in (JOBSET, TRAINJOB):
+            install(admin, any_of(kind))
+        for path in Path(CRDS).glob("*_workloads.yaml"):
+            definition = yaml.safe_load(path.read_text())
+            definition["spec"].pop("conversion", None)  # nobody serves Kueue's webhook here
+            install(admin, definition)
+        for made in render().values():
+            if made["metadata"]["name"] == names.CONTROLLER:
+                install(admin, made)
+        for served in (JOBSET, TRAINJOB, WORKLOAD):
+            eventually(lambda served=served: admin.list(served) == [])
+        probe = job("until-it-holds", {})
+        eventually(lambda: made_of(started, probe) and refused(started, probe, {"spec": {"suspend": False}}))
+        yield started
+
+
+def eventually(holds: Any, timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            if holds():
+                return
+        except KubeError:
+            pass
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        time.sleep(0.1)
+
+
+def made_of(server: ApiServer, obj: Object) -> Object:
+    """The object as the API server has it, made if it is not there."""
+    kube, kind = server.kube(), kind_of(obj)
+    return kube.find(kind, TEAM, obj["metadata"]["name"]) or kube.create(obj)
+
+
+def kind_of(obj: Object) -> Kind:
+    return next(kind for kind in (JOB, JOBSET, TRAINJOB, WORKLOAD) if kind.name == obj["kind"])
+
+
+def refused(
+    server: ApiServer, obj: Object, body: Object, subresource: str | None = None, user: str = CONTROLLER
+) -> str:
+    """Why the API server refuses a merge patch, "" if it takes it."""
+    try:
+        server.kube(user).patch(kind_of(obj), TEAM, obj["metadata"]["name"], body, subresource=subresource)
+    except KubeError as error:
+        return str(error)
+    return ""
+
+
+def pod(labels: dict[str, str]) -> Object:
+    container = {"name": "main", "image": "any:1"}
+    return {"metadata": {"labels": labels}, "spec": {"restartPolicy": "Never", "containers": [container]}}
+
+
+def job(name: str, labels: dict[str, str], pods: dict[str, str] | None = None) -> Object:
+    meta = {"name": name, "namespace": TEAM, "labels": labels}
+    return {
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": meta,
+        "spec": {"suspend": True, "template": pod(labels if pods is None else pods)},
+    }  # fmt: skip
+
+
+def workload(name: str, labels: dict[str, str]) -> Object:
+    podset = {"name": "main", "count": 1, "template": pod(labels)}
+    return {
+        "apiVersion": WORKLOAD.api_version, "kind": "Workload", "metadata": {"name": name, "namespace": TEAM},
+        "spec": {"queueName": "q", "podSets": [podset]},
+    }  # fmt: skip
+
+
+AT = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+CHECKS = [{"name": name, "state": "Pending", "message": "", **AT} for name in ("singularity-fence", "theirs")]
+ADMITTED = {"type": "Admitted", "status": "True", "reason": "Admitted", "message": "", **AT}
+
+
+def waiting(server: ApiServer, name: str, labels: dict[str, str]) -> Object:
+    """A Workload that waits for two checks."""
+    found = made_of(server, workload(name, labels))
+    assert not refused(server, found, {"status": {"admissionChecks": CHECKS}}, "status", KUEUE)
+    return found
+
+
+def answered(at: int, **more: str) -> Object:
+    changed = [{**check, **more} if number == at else check for number, check in enumerate(CHECKS)]
+    return {"status": {"admissionChecks": changed}}
+
+
+def test_the_fence_answers_for_everybody(server: ApiServer) -> None:
+    other = waiting(server, "answers", {})
+    assert not refused(server, other, answered(0, state="Ready", message="another job"), "status")
+    found = server.kube().get(WORKLOAD, TEAM, "answers")["status"]["admissionChecks"]
+    assert [check["state"] for check in found] == ["Ready", "Pending"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        answered(1, state="Ready"),
+        {"status": {"admissionChecks": CHECKS[:1]}},
+        {"status": {"admissionChecks": [*CHECKS, {**CHECKS[1], "name": "third", "state": "Ready"}]}},
+        {"status": {"conditions": [ADMITTED]}},
+        {"status": {"requeueState": {"count": 3}}},
+        {"status": None},
+    ],
+    ids=["another check", "a check less", "a check more", "a condition", "another field", "nothing left"],
+)
+def test_no_other_word_about_a_workload_of_others(server: ApiServer, body: Object) -> None:
+    other = waiting(server, "others", {})
+    assert OTHERS_STATUS in refused(server, other, body, "status")
+    assert not refused(server, other, body, "status", KUEUE), "Kueue may"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"spec": {"active": False}},
+        {"spec": {"priority": 1000}},
+        {"metadata": {"annotations": {"any": "thing"}}},
+        {"metadata": {"labels": MANAGED}},
+        {"metadata": {"finalizers": ["example.com/any"]}},
+    ],
+)
+def test_a_workload_of_others_is_left_alone(server: ApiServer, body: Object) -> None:
+    assert REFUSED in refused(server, waiting(server, "alone", {}), body)
+
+
+@pytest.mark.parametrize("kind", [JOB, JOBSET, TRAINJOB])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"metadata": {"annotations": {job_names.ANN_ATTEMPT: "1"}}},
+        {"metadata": {"labels": MANAGED}},
+        {"spec": {"suspend": False}},
+    ],
+)
+def test_jobs_of_others_are_left_alone(server: ApiServer, kind: Kind, body: Object) -> None:
+    meta = {"name": "alone", "namespace": TEAM}
+    other = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta, "spec": {"suspend": True}}
+    found = made_of(server, job("alone", {}) if kind is JOB else other)
+    assert REFUSED in refused(server, found, body)
+
+
+def test_what_is_ours_is_written_as_before(server: ApiServer) -> None:
+    ours = made_of(server, job("ours", MANAGED))
+    assert not refused(server, ours, {"metadata": {"annotations": {job_names.ANN_ATTEMPT: "1"}}})
+    assert not refused(server, ours, {"spec": {"parallelism": 2}})
+    of_a_jobset = made_of(server, job("of-a-jobset", {}, MANAGED))
+    assert not refused(server, of_a_jobset, {"spec": {"backoffLimit": 0}})
+    kept = waiting(server, "ours", MANAGED)
+    assert not refused(server, kept, {"spec": {"active": False}})
+    assert not refused(server, kept, {"status": {"conditions": [ADMITTED]}}, "status")
+    meta = {"name": "ours", "namespace": TEAM, "labels": MANAGED}
+    for kind in (JOBSET, TRAINJOB):
+        found = made_of(server, {"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta, "spec": {}})
+        assert not refused(server, found, {"metadata": {"annotations": {job_names.ANN_ATTEMPT: "1"}}})
+
+
+def test_others_are_not_concerned(server: ApiServer) -> None:
+    other = made_of(server, job("kueues", {}))
+    assert not refused(server, other, {"spec": {"suspend": False}}, user=KUEUE)
+    assert server.kube().get(NAMESPACE, None, TEAM)
