@@ -143,6 +143,7 @@ async def serve(settings: config.Config) -> None:
                 alive=lambda: unhealthy(reconciler.silent_for(), reconciler.world.synced, keeper.idle_for()),
                 metrics=metrics,
                 listener=probes,
+                token=keys.scrapes,
             ),
             access_log=None,
         ),

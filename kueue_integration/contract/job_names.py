@@ -156,6 +156,8 @@ MADE_BY_CONTROLLER: Final = MappingProxyType({"app.kubernetes.io/managed-by": CO
 """Labels of the PodDisruptionBudgets of jobs."""
 KEYS_SECRET: Final = "singularity-keys"  # noqa: S105 - a name
 """The controller's own: authorities, certificates and keys for peers."""
+KEYS_SCRAPES: Final = "metrics-token"
+"""Key in it: the bearer token of Prometheus."""
 KEYS_ROTATE: Final = f"{names.DOMAIN}/rotate"
 """On that Secret: a text that is not there yet asks for new keys."""
 MADE_OF: Final = f"{names.DOMAIN}/made-of"

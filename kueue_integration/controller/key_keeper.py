@@ -105,6 +105,10 @@ class KeyKeeper:
         assert self.keys is not None
         return self.keys.peer(made)
 
+    def scrapes(self) -> str:
+        """Return the token of who may read the metrics that name jobs; "" while there is none."""
+        return "" if self.keys is None else self.keys.scrapes
+
     def server_context(self) -> ssl.SSLContext:
         """Return a context that shows the certificate of the moment at each handshake. Only after `known`."""
         assert self._context is not None
@@ -133,6 +137,8 @@ class KeyKeeper:
         self._metrics.set("singularity_certificate_expires_seconds", certificates.expires(found.serves.cert))
         self.known.set()
         self._changed(found)
+        if folder is not None and (folder / keys.PEER_FILE).is_file():
+            self._tell(found)
 
     def _own(self) -> Keys:
         """What the Secret of ours says, after it says what it should."""
@@ -158,12 +164,20 @@ class KeyKeeper:
         several = len(after.authorities) + len(after.peers) > 2
         oldest = self._oldest_job() if several else None
         after = keys.kept(after, terms.names, self._now(), terms.days, oldest, asked)
-        if after != before:
+        if after != before or not _tells(secret, after):
             data = {name: b64encode(text.encode()).decode() for name, text in keys.to_data(after).items()}
             version = secret["metadata"]["resourceVersion"]
             self._kube.patch(SECRET, self._terms.namespace, job_names.KEYS_SECRET, {"data": data}, version)
             log.info("%s is written", where)
         return after
+
+    def _tell(self, found: Keys) -> None:
+        """Have the token of the metrics in our Secret, also where the keys themselves are somebody else's."""
+        secret = self._kube.find(SECRET, self._terms.namespace, job_names.KEYS_SECRET)
+        if secret is not None and self._leads() and not _tells(secret, found):
+            data = {job_names.KEYS_SCRAPES: b64encode(found.scrapes.encode()).decode()}
+            version = secret["metadata"]["resourceVersion"]
+            self._kube.patch(SECRET, self._terms.namespace, job_names.KEYS_SECRET, {"data": data}, version)
 
     def _read(self, secret: Object, where: str) -> Keys | None:
         try:
@@ -184,6 +198,11 @@ class KeyKeeper:
 
     def _fresh(self) -> Keys:
         return keys.fresh(self._terms.names, self._now(), self._terms.days)
+
+
+def _tells(secret: Object, found: Keys) -> bool:
+    told = (secret.get("data") or {}).get(job_names.KEYS_SCRAPES)
+    return bool(told == b64encode(found.scrapes.encode()).decode())
 
 
 def _given(folder: Path, own: Keys | None) -> Keys:

@@ -8,6 +8,7 @@ that may not know the newer one has ended.
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import json
 import secrets
 from base64 import b64decode
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from singularity_proxy.protocol import decode
 
+from ..contract import job_names
 from . import certificates
 from .errors import ConfigError
 
@@ -69,6 +71,11 @@ class Keys:
     def bundle(self) -> str:
         """Return the PEM text of what new jobs trust."""
         return "".join(item.ca.rstrip("\n") + "\n" for item in self.authorities)
+
+    @property
+    def scrapes(self) -> str:
+        """Return the token of who may read the metrics that name jobs. It changes with the oldest key for peers."""
+        return hmac.new(self.peers[0].key.encode(), b"metrics", "sha256").hexdigest()
 
     def peer(self, made: float) -> bytes:
         """Return the key for a job that was made at `made`, Unix seconds."""
@@ -125,7 +132,7 @@ def _renewed(item: Authority, names: Sequence[str], now: float) -> Authority:
 # --- as a Secret, as files ----------------------------------------------------------------------------------------
 def to_data(keys: Keys) -> dict[str, str]:
     """Return the Secret's `stringData`."""
-    return {KEY: json.dumps(dataclasses.asdict(keys))}
+    return {KEY: json.dumps(dataclasses.asdict(keys)), job_names.KEYS_SCRAPES: keys.scrapes}
 
 
 def read(data: Mapping[str, str]) -> Keys | None:

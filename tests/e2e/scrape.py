@@ -7,6 +7,7 @@ until_told(kube, before, job.look())         # every number has moved by what th
 
 from __future__ import annotations
 
+import base64
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from rows import TIMEOUT_S
 from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import POD
+from kueue_integration.kube.resources import POD, SECRET
 from localcluster.demo.wait import wait_for
 
 Numbers = Mapping[tuple[str, str], float]
@@ -29,10 +30,13 @@ The values are joined by "/", in the order of the labels' names.
 
 
 def scrape(kube: Kube) -> Numbers:
+    secret = kube.get(SECRET, job_names.SYSTEM_NAMESPACE, job_names.KEYS_SECRET)
+    token = base64.b64decode(secret["data"][job_names.KEYS_SCRAPES]).decode()
     found: Counter[tuple[str, str]] = Counter()
     for pod in kube.list(POD, job_names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller"):
         if pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp"):
-            with urllib.request.urlopen(f"http://{pod['status']['podIP']}:8080/metrics", timeout=30) as answer:
+            url, headers = f"http://{pod['status']['podIP']}:8080/metrics", {"Authorization": f"Bearer {token}"}
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
                 text = answer.read().decode()
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:

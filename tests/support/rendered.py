@@ -24,6 +24,11 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
 
 def render(*sets: str, values: str = "", served: Sequence[str] = ()) -> dict[tuple[str, str], dict[str, Any]]:
     """Objects by (kind, name)."""
+    return {(d["kind"], d["metadata"]["name"]): d for d in rendered(*sets, values=values, served=served)}
+
+
+def rendered(*sets: str, values: str = "", served: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All objects, also where several namespaces have one of the same name."""
     command = ["template", "singularity", str(CHART), "-n", job_names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
     for item in sets:
         command += ["--set", item]
@@ -32,7 +37,7 @@ def render(*sets: str, values: str = "", served: Sequence[str] = ()) -> dict[tup
     command += [f"--api-versions={version}" for version in served]
     done = helm(*command)
     assert done.returncode == 0, done.stderr
-    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+    return [d for d in yaml.safe_load_all(done.stdout) if d]
 
 
 def controller_env(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -15,6 +18,8 @@ from singularity_proxy.protocol.listener import Listener
 
 from ..metrics import Metrics
 
+_NAMES = re.compile(r'[{,]namespace="')
+"""A label of a series; in a label's value the quotation mark would follow a backslash."""
 SCRAPE_S = 1.0
 """Age of the metrics' text at which it is made again."""
 
@@ -32,22 +37,35 @@ def marked(listener: Listener) -> Middleware:
     return with_mark
 
 
+@dataclass(frozen=True)
+class _Text:
+    """:param public: without the series that name a namespace"""
+
+    whole: bytes
+    public: bytes
+
+
+def _texts(whole: str) -> _Text:
+    public = "".join(line for line in whole.splitlines(keepends=True) if not _NAMES.search(line))
+    return _Text(whole.encode(), public.encode())
+
+
 class _Scrapes:
     """The text of the metrics, made in a thread of its own, at most once a second however many ask."""
 
     def __init__(self, text: Callable[[], str]) -> None:
         self._text = text
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
-        self._made: asyncio.Future[str] | None = None
+        self._made: asyncio.Future[_Text] | None = None
         self._at = 0.0
 
-    async def newest(self) -> str:
+    async def newest(self) -> _Text:
         if self._made is None or (self._made.done() and time.monotonic() - self._at >= SCRAPE_S):
-            self._made = asyncio.get_running_loop().run_in_executor(self._thread, self._text)
+            self._made = asyncio.get_running_loop().run_in_executor(self._thread, lambda: _texts(self._text()))
             self._made.add_done_callback(self._done)
         return await asyncio.shield(self._made)
 
-    def _done(self, made: asyncio.Future[str]) -> None:
+    def _done(self, made: asyncio.Future[_Text]) -> None:
         self._at = time.monotonic()
 
     async def close(self, app: web.Application) -> None:
@@ -55,9 +73,14 @@ class _Scrapes:
 
 
 def health_app(
-    ready: Callable[[], str], alive: Callable[[], str], metrics: Metrics, listener: Listener | None = None
+    ready: Callable[[], str],
+    alive: Callable[[], str],
+    metrics: Metrics,
+    listener: Listener | None = None,
+    token: Callable[[], str] = lambda: "",
 ) -> web.Application:
-    """`ready` and `alive` return what is wrong, "" when nothing is."""
+    """`ready` and `alive` return what is wrong, "" when nothing is. `token` returns what a client has to show that may
+    see names of namespaces and jobs; "" for nobody may."""
 
     def probe(check: Callable[[], str]) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
@@ -70,7 +93,10 @@ def health_app(
 
     async def numbers(request: web.Request) -> web.StreamResponse:
         text = await scrapes.newest()
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        wanted, shown = token(), request.headers.get("Authorization", "")
+        may = wanted != "" and hmac.compare_digest(shown.encode(), f"Bearer {wanted}".encode())
+        body = text.whole if may else text.public
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     app = web.Application(middlewares=[marked(listener)] if listener is not None else [])
     app.on_cleanup.append(scrapes.close)

@@ -505,6 +505,34 @@ async def test_health_and_metrics():
     await runner.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("given", "shown", "names"),
+    [("secret", None, False), ("secret", "Bearer wrong", False), ("secret", "Bearer \u00e4", False),
+     ("secret", "Bearer ", False), ("secret", "Bearer secret", True), ("", "Bearer ", False), ("", None, False)],
+)  # fmt: skip
+async def test_metrics_name_tenants_and_jobs_to_who_has_the_token(given, shown, names):
+    metrics = Metrics()
+    gauges = {
+        "singularity_checkpoint_age_seconds": {("team-a", "secret-plan"): 3.0, ("team-a", ',namespace="x'): 1.0},
+        "singularity_jobs_unsaveable": {("team-a", "program"): 1.0},
+        "singularity_jobs": {("Training",): 1.0},
+    }
+    metrics.compute(gauges.items)
+    runner = web.AppRunner(health_app(lambda: "", lambda: "", metrics, token=lambda: given))
+    await runner.setup()
+    await web.TCPSite(runner, "localhost", 0).start()
+    headers = {} if shown is None else {"Authorization": shown}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(f"http://localhost:{runner.addresses[0][1]}/metrics") as response,
+    ):
+        text = await response.text()
+    await runner.cleanup()
+    assert 'singularity_jobs{phase="Training"} 1.0' in text
+    assert ("team-a" in text) == ("secret-plan" in text) == names
+    assert ('singularity_jobs_unsaveable{cause="program",namespace="team-a"} 1.0' in text) == names
+
+
 def address(ip):
     return {"status": {"podIP": ip}}
 

@@ -188,7 +188,8 @@ def test_a_mounted_secret_is_used_and_read_again(kube: FakeKube, tmp_path: Path)
         (tmp_path / name.replace("_", ".")).write_text(text)
     replica = Replica(kube, folder=tmp_path)
     assert replica.look().bundle == made.bundle and replica.look().peer(NOW) == b"s" * 64
-    assert "data" not in kube.get(SECRET, SYSTEM, NAME) or not kube.get(SECRET, SYSTEM, NAME)["data"]
+    told = {job_names.KEYS_SCRAPES: b64encode(replica.keeper.scrapes().encode()).decode()}
+    assert kube.get(SECRET, SYSTEM, NAME)["data"] == told, "the token of the metrics, and no key"
     context = replica.keeper.server_context()
     other = keys.fresh(NAMES, NOW, 3650).authorities[0]
     for name, text in (("ca.crt", other.ca), ("tls.crt", other.cert), ("tls.key", other.key)):

@@ -20,12 +20,12 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from api_server import CONTROLLER, ApiServer, any_of, api_server, plural
-from rendered import HELM, NO_HELM, controller_env, render
+from rendered import HELM, NO_HELM, controller_env, render, rendered
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.key_keeper import server_names
@@ -124,8 +124,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def two_controllers(folder: Path) -> Iterator[Cluster]:
-    """An API server with the chart's objects; no controller runs yet. Skips the test where something is missing."""
+def two_controllers(folder: Path, *sets: str, namespaces: Sequence[str] = ()) -> Iterator[Cluster]:
+    """An API server with the chart's objects; no controller runs yet. Skips the test where something is missing.
+
+    :param sets: values of the chart, as for Helm's `--set`
+    :param namespaces: made beside the chart's own
+    """
     if HELM is None:
         pytest.skip(NO_HELM)
     programs = [os.environ.get(f"SINGULARITY_{name}") for name in ("APISERVER", "ETCD")]
@@ -134,13 +138,15 @@ def two_controllers(folder: Path) -> Iterator[Cluster]:
     places = [folder / name for name in ("server", "controllers")]
     for place in places:
         place.mkdir()
-    objects = render("adoption.enabled=true", served=("admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",))
+    values, served = ("adoption.enabled=true", *sets), ("admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",)
+    objects = render(*values, served=served)
     with api_server(places[0], *map(str, programs)) as server:
         admin = server.kube()
-        admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
+        for name in (SYSTEM, *namespaces):
+            admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         for crd in map(any_of, (WORKLOAD, CLUSTER_QUEUE, LOCAL_QUEUE, ADMISSION_CHECK)):
             install(admin, crd)
-        for made in objects.values():
+        for made in rendered(*values, served=served):
             hook = "helm.sh/hook" in (made["metadata"].get("annotations") or {})
             policy = made["kind"].startswith("ValidatingAdmissionPolicy")
             held = made["metadata"]["name"].startswith(job_names.HOLD_LEASE)
