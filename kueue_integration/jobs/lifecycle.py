@@ -74,7 +74,7 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
             found = adopted
     else:
         found = adopted
-    for text in too_short(kube, spec, platform, adopted):
+    for text in [*(() if spec.elastic else saved_secrets(job)), *too_short(kube, spec, platform, adopted)]:
         log.warning("%s: %s", spec.name, text)
     meta = found["metadata"]
     # Adopting completes what a submitter left undone when it died. A Job of another name has its own files.
@@ -108,6 +108,18 @@ def create(kube: Kube, job: Mapping[str, Any], children: Sequence[Mapping[str, A
         _drop(kube, made)
         raise
     return made
+
+
+def saved_secrets(job: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if each checkpoint of the Job contains Secrets: a rank's environment is part of its image."""
+    trains = [c for c in pod_spec(job).get("containers") or () if c["name"] == job_names.CONTAINER_TRAIN]
+    keys = [((e.get("valueFrom") or {}).get("secretKeyRef") or {}) for c in trains for e in c.get("env") or ()]
+    refs = [*keys, *((e.get("secretRef") or {}) for c in trains for e in c.get("envFrom") or ())]
+    names = sorted({str(ref["name"]) for ref in refs if ref.get("name")})
+    if not names:
+        return []
+    which = f"Secret{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return [f"variables of {which} will be in each checkpoint, in clear, and come back with a restore (SECURITY.md)"]
 
 
 def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Object | None = None) -> list[str]:

@@ -57,6 +57,20 @@ def test_everything_is_created_and_owned_by_the_job() -> None:
         assert (owner["kind"], owner["uid"]) == ("Job", done.uid)
 
 
+def test_a_secret_in_the_environment_is_told_to_be_in_each_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "k"}}}
+    sources = [{"secretRef": {"name": "tokens"}}, {"configMapRef": {"name": "c"}}]
+    override = {"spec": {"containers": [{"name": "train", "env": [key], "envFrom": sources}]}}
+    told = "variables of Secrets tokens, wandb will be in each checkpoint, in clear"
+    for engine, wanted in (("process", True), ("state", False)):
+        caplog.clear()
+        lifecycle.submit(cluster(), spec(pod_override=override, engine=engine), PLATFORM)
+        assert (told in caplog.text) == wanted
+    caplog.clear()
+    lifecycle.submit(cluster(), spec(), PLATFORM)
+    assert "Secret" not in caplog.text
+
+
 @pytest.mark.parametrize("end", [None, "Complete", "Failed"])
 def test_the_same_identity_adopts_a_live_and_a_finished_job(end: str | None) -> None:
     kube = cluster()
