@@ -132,7 +132,9 @@ class Meter:
                 self._seen.pop(uid, None)
                 return
             history = attempt_records.history(job)
-            seen = history, attempt_records.checkpoints(job), attempt_records.checkpoint(job)
+            # How far the last attempt has come is nothing that is counted, and is new at each look.
+            counted_of = [*history[:-1], *(replace(record, last_step=None) for record in history[-1:])]
+            seen = counted_of, attempt_records.checkpoints(job), attempt_records.checkpoint(job)
             if self._seen.get(uid) == seen:
                 return
             self._seen[uid] = seen

@@ -11,6 +11,7 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import measure
 from kueue_integration.controller import metrics as metrics_module
 from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
@@ -135,6 +136,16 @@ def test_errors_of_gpus_are_counted_as_they_come_and_never_twice():
     again = Metrics()
     live(stages[-1:], Meter(again, lambda: True))  # a controller that was started anew
     assert again.value("singularity_gpu_xids_total", "79") == 0
+
+
+def test_steps_alone_are_no_reason_to_count_again(monkeypatch):
+    """Every look at each running job sees a later step."""
+    counted = []
+    monkeypatch.setattr(measure, "facts", lambda history, lost: counted.append(history[-1]) or facts(history, lost))
+    meter = Meter(Metrics(), lambda: True)
+    failing = replace(STEPS, last_step=400, gpus=Gpus(8, 50.0, ecc_uncorrected=1))
+    live([[STEPS], [replace(STEPS, last_step=250)], [replace(STEPS, last_step=399)], [failing]], meter)
+    assert [record.last_step for record in counted] == [99, 400]
 
 
 def test_what_stands_in_an_annotation_makes_no_series_and_no_crash():
