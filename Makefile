@@ -33,7 +33,7 @@ endif
 # Else each process of pytest, Airflow and every program of a test compiles all that it imports again: a third of `make unit`.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -108,6 +108,9 @@ docs: $(STAMP) ## the documentation site: build/site/index.html
 chart-docs: $(STAMP) ## charts/singularity/README.md, from the chart's values, and the dashboards, from docs/dashboards.py
 	$(BIN)/python docs/chart_reference.py
 	$(BIN)/python docs/dashboards.py
+
+release: $(STAMP) ## what a release consists of, as far as that needs no registry: build/release; BASE=debian:forky-slim@sha256:... HELM=helm
+	@$(BIN)/python images/release.py --base "$(BASE)" --helm "$(or $(HELM),helm)" --uv $(BIN)/uv
 
 lock: $(STAMP) ## take the newest versions that pyproject.toml allows into requirements.lock, and from there into the images
 	@{ grep '^#' requirements.lock; echo scikit-learn | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
