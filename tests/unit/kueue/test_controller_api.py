@@ -15,6 +15,7 @@ from typing import cast
 
 import aiohttp
 import controller_scene as scene
+import fuzz
 import pytest
 from aiohttp import web
 from controller_scene import NS
@@ -852,3 +853,29 @@ async def test_an_api_server_that_is_slow_about_progress_delays_nobody_else(serv
     served.world.notes.stop()
     (found,) = served.kube.list(PROGRESS, NS)
     assert json.loads(progress_objects.note_of(found))["step"] >= 7, "what waited is written in the end"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(fuzz.SECONDS + 300)
+async def test_whatever_a_sidecar_sends_it_gets_an_answer_and_others_are_heard(served):
+    """The third part of the fuzzer (`test_fuzz`)."""
+    good = {
+        "/v1/hello": HELLO, "/v1/commit": COMMIT, "/v1/failure": CheckpointFailure(NS, "train", 1, "stuck"),
+        "/v1/progress": HELLO, "/v1/damage": HELLO, "/v1/trial": HELLO, "/v1/result": HELLO,
+    }  # fmt: skip
+    statuses = set()
+    for case, chosen in fuzz.cases("requests"):
+        path = chosen.choice(sorted(good))
+        body = fuzz.text(chosen, to_json(good[chosen.choice([path, "/v1/commit", "/v1/failure"])]))
+        token = chosen.choice(["leader", "leader", "follower", "stranger", "old", ""])
+        if chosen.random() < 0.1:
+            name = chosen.choice(["attempt", "after", "job", "namespace"])
+            query = {"after": "x", name: fuzz.text(chosen, "1").strip("\x00")[:200]}
+            status, _ = await served.commands(token, **query)
+        else:
+            status, _ = await served.post(path, body, token)
+        assert status < 500 or status == 503, (case, path, token, body, status)
+        statuses.add(status)
+    assert {200, 400, 401} <= statuses, statuses
+    status, _ = await served.post("/v1/hello", HELLO, "follower")
+    assert status in (200, 202)
