@@ -114,7 +114,7 @@ class Release:
         path = self.config.root / f"values-{self.version}.json"
         path.write_text(json.dumps(values))
         folder = self.tree / "charts" / "singularity"
-        chart.helm("upgrade", RELEASE, str(folder), "--reset-values", "--values", str(path))
+        chart.helm("upgrade", "--install", RELEASE, str(folder), "--reset-values", "--values", str(path))
         chart.await_controller()
         chart.kubectl("rollout", "status", "deployment/singularity-controller", "-n", NAMESPACE, "--timeout=180s")
 
@@ -145,7 +145,7 @@ def _python(
 def of_checkout(stage: Stage) -> Release:
     """This checkout's own, under the tags that the cluster has it by."""
     images = containers.build_all(cache_dir(), lambda text: None)
-    return Release("this", CHECKOUT, images, _config(stage), stage.cluster.kubeconfig)
+    return Release("this", CHECKOUT, images, config_of(stage), stage.cluster.kubeconfig)
 
 
 def before(stage: Stage, say: Callable[[str], None]) -> Release:
@@ -180,7 +180,7 @@ def after(stage: Stage, say: Callable[[str], None]) -> Release:
 
 
 def _built(stage: Stage, version: str, tree: Path) -> Release:
-    config, cache = _config(stage), cache_dir()
+    config, cache = config_of(stage), cache_dir()
     done = _python(tree, ["-c", _BUILD, str(cache)], "", {})
     assert done.returncode == 0, f"images of {version}: {done.stdout}{done.stderr}"
     store = ImageStore(cache / "images" / "store")
@@ -206,7 +206,7 @@ def _extract(commit: str, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def _config(stage: Stage) -> ClusterConfig:
+def config_of(stage: Stage) -> ClusterConfig:
     found = registry.find(stage.name)
     assert found is not None
     return found

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from localcluster.cluster import Cluster
+from localcluster.config import cache_dir
+from localcluster.images import gobuild
 
 PROGRAM = Path(sys.executable).parent / "singularityctl"
 TIMEOUT_S = 300.0
@@ -18,7 +20,8 @@ class Shell:
     """singularityctl as a process of its own, with the cluster's kubeconfig."""
 
     def __init__(self, cluster: Cluster) -> None:
-        path = f"{PROGRAM.parent}:{cluster.kubectl.parent}:{os.environ['PATH']}"
+        helm = gobuild.folder(gobuild.HELM, cache_dir())
+        path = f"{PROGRAM.parent}:{cluster.kubectl.parent}:{helm}:{os.environ['PATH']}"
         self._env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "COLUMNS": "200", "PATH": path}
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -51,7 +54,7 @@ class Shell:
         return done.stdout
 
     def type(self, line: str, codes: tuple[int, ...] = (0,)) -> str:
-        """A line as a person types it, with `singularityctl` and `kubectl` on the PATH; what it prints."""
+        """A line as a person types it, with `singularityctl`, `kubectl` and `helm` on the PATH; what it prints."""
         done = self._execute("bash", "-euc", line)
         assert done.returncode in codes, f"{line}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

@@ -15,7 +15,7 @@ NOT_RUN = "# No test of this project runs this"
 
 FIRST_JOB, API_SERVER = "tests/e2e/test_e2e_first_job.py", "tests/unit/kueue/test_typed_pages.py"
 WHEEL, SHELL = "tests/unit/packaging/test_wheel.py", "tests/e2e/test_e2e_command_line.py"
-UPGRADE = "tests/e2e/test_e2e_upgrade.py"
+INSTALL_PAGES = "tests/e2e/test_e2e_install_pages.py"
 TYPED = {
     "README.md": {"Try it on one machine": "Makefile"},
     "docs/start/try-it.md": {"Try it on one machine": "Makefile"},
@@ -27,15 +27,20 @@ TYPED = {
     },
     "docs/administration/images.md": {"Private registries": API_SERVER, "The wheel": WHEEL},
     "docs/administration/install.md": {
-        "What you allow": API_SERVER, "Install": API_SERVER, "Fence the queues": FIRST_JOB,
-        "Prepare a namespace": FIRST_JOB,
+        "What you allow": API_SERVER, "Install": INSTALL_PAGES, "Fence the queues": INSTALL_PAGES,
+        "Prepare a namespace": INSTALL_PAGES,
     },
     "docs/administration/first-job.md": {
         "A volume for results": FIRST_JOB, "Train": FIRST_JOB, "Read the weights in the next job": FIRST_JOB,
         "Clean up": FIRST_JOB,
     },
-    "docs/administration/upgrade.md": {"Before the upgrade": API_SERVER},
-    "docs/administration/keys.md": {"Rotate": API_SERVER, "Backup and restore": API_SERVER},
+    "docs/administration/upgrade.md": {
+        "Before the upgrade": INSTALL_PAGES, "Upgrade": INSTALL_PAGES, "Roll back": INSTALL_PAGES,
+        "Remove": INSTALL_PAGES,
+    },
+    "docs/administration/keys.md": {
+        "Three ways to make them": INSTALL_PAGES, "Rotate": API_SERVER, "Backup and restore": API_SERVER,
+    },
     "docs/administration/gitops.md": {"With Argo CD or Flux": API_SERVER},
 }  # fmt: skip
 """Page, heading -> the file that types the block as it stands, but for names in capitals."""
@@ -50,10 +55,6 @@ READ = {
         "A queue that admits it": "tests/unit/airflow/test_first_dag_page.py",
         "Run it": "tests/e2e/test_e2e_first_dag.py",
     },
-    "docs/administration/upgrade.md": {
-        "Upgrade": UPGRADE, "Roll back": UPGRADE, "Remove": "tests/unit/kueue/test_fencing.py",
-    },
-    "docs/administration/keys.md": {"Three ways to make them": "tests/unit/kueue/test_controller_chart.py"},
     "docs/guides/placement.md": {"Place and devices": "tests/e2e/test_e2e_placement.py"},
     "docs/time-travel.md": {
         "A loss spike: `rewind`": "tests/e2e/test_e2e_time_travel.py",
