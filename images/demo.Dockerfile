@@ -4,10 +4,10 @@
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
-# What localcluster/host.py and the Makefile install on a machine. No compiler: the programs are built without C.
+# What localcluster/host.py and the Makefile install on a machine. The C compiler is for runc.
 RUN apt-get update && apt-get install -y --no-install-recommends buildah busybox-static ca-certificates \
-      containernetworking-plugins debootstrap git iproute2 iptables kmod make netavark nftables openssl procps python3 \
-      python3-venv runc util-linux && rm -rf /var/lib/apt/lists/*
+      containernetworking-plugins debootstrap gcc git iproute2 iptables kmod libc6-dev libseccomp-dev make netavark \
+      nftables openssl pkgconf procps python3 python3-venv util-linux && rm -rf /var/lib/apt/lists/*
 
 # Debian 12's Go is older. The module proxy has Go itself; `go` verifies its own modules with the checksum database later.
 ARG GO=1.26.8

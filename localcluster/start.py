@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import host, shared_folder
+from . import shared_folder
 from .addons import kueue, network
 from .cache import Progress, digest, made_once
 from .clock import Clock
@@ -48,10 +48,9 @@ def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, 
     _link_programs(config, binaries)
     pki.create(config)
     cgroups.create(config, NODES)
-    runc = host.find_runc()
     box = sandbox.start(config, [cache])
     for member in NODES:
-        node.write_files(config, member, runc)
+        node.write_files(config, member, binaries["runc"])
     starter = _Starter(box, binaries, for_cluster(config, binaries), pause, clock)
     if alone:
         starter.api_server()
@@ -75,7 +74,7 @@ def restart_kueue(box: Sandbox, binaries: Binaries, cache: Path, clock: Clock) -
 
 def restart_runtime(box: Sandbox, binaries: Binaries, cache: Path, clock: Clock, member: Node) -> None:
     """Write a node's configuration anew and restart its containerd; its pods stay. Returns when it answers."""
-    node.write_files(box.config, member, host.find_runc())
+    node.write_files(box.config, member, binaries["runc"])
     processes.stop(box, node.containerd_name(member))
     starter = _Starter(box, binaries, for_cluster(box.config, binaries), _pause_image(cache, clock.say), clock)
     starter.containerd(member)

@@ -14,7 +14,7 @@ from ..kube.resources import Object, annotation
 from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER, pod_spec
 from ..spec import security_context
-from ..spec.platform_config import PlatformConfig
+from ..spec.platform_config import USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import eligibility
 
@@ -59,6 +59,9 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
         raise SpecError(
             [("spec.template.spec.initContainers", job_names.CONTAINER_SIDECAR, "is there: adopted already")]
         )
+    if platform.privileges == USER_NAMESPACE:
+        fix = "adopted Jobs have no user namespace yet: let `singularityctl submit` or the operator make the job"
+        raise SpecError([("spec.template.spec.hostUsers", USER_NAMESPACE, fix)])
     found = eligibility.problems(job, platform)
     if found:
         raise SpecError(found)

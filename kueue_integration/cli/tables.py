@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from singularity_proxy.protocol import names
+from singularity_proxy.protocol import names, user_namespace
 from singularity_proxy.protocol.messages import Gpus
 
 from ..contract import branches
@@ -125,6 +125,12 @@ def seconds(record: AttemptRecord) -> str | None:
     return None if end is None else f"{end - record.admitted_at:.1f} s"
 
 
+PRIVILEGES: Final = {
+    user_namespace.NODE: "capabilities on the node",
+    user_namespace.USER_NAMESPACE: "capabilities in a user namespace of the pod only",
+}
+
+
 def detail(status: JobStatus, wide: bool = False) -> str:
     """Everything about one job."""
     size = f"{status.workers} workers" + (
@@ -139,6 +145,8 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"Steps:       {status.step} done, {status.steps_lost} lost{_time_lost(status)}"
         + (f", {status.steps_given_up} given up by a rewind" if status.steps_given_up else ""),
     ]
+    if status.privileges:
+        lines.append(f"Privileges:  {PRIVILEGES[status.privileges]}")
     if status.cost is not None:
         lines.append(f"Cost:        {cost(status.cost, status.cost_per_step).removeprefix('cost ')}")
     if status.origin is not None:

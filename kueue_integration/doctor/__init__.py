@@ -25,6 +25,7 @@ from . import (
     queues,
     release,
     security,
+    user_namespaces,
 )
 from .check import FAIL, OK, WARN, Check, guarded
 
@@ -78,6 +79,7 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
     served = all(check.status != FAIL for check in kueue)
     if served and not isinstance(installed, Check):
         found += guarded("fence", chart.fence(kube))
+        found += guarded("user namespaces", user_namespaces.flavors(kube, installed))
     if served:
         found += guarded("Kueue config", gates.kueue_config(kube))
         found += guarded("visibility", gates.visibility(kube))

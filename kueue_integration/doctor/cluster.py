@@ -39,7 +39,7 @@ def api_server(kube: Kube) -> Iterator[Check]:
     """Reachable, and new enough for ValidatingAdmissionPolicy and native sidecars."""
     version = kube.get_path("/version")
     text = str(version.get("gitVersion") or f"{version.get('major')}.{version.get('minor')}")
-    if _version(f"{version.get('major')}.{version.get('minor')}") >= KUBERNETES:
+    if release(f"{version.get('major')}.{version.get('minor')}") >= KUBERNETES:
         yield Check("API server", OK, f"Kubernetes {text}")
     else:
         wanted = ".".join(map(str, KUBERNETES))
@@ -88,10 +88,10 @@ def nodes(kube: Kube) -> Iterator[Check]:
         yield Check("nodes", WARN, "no node is Ready", "Add nodes, or see `kubectl describe nodes`.")
         return
     yield _architecture(ready)
-    old = [node for node in ready if _info(node, "operatingSystem") != "linux" or not _kernel_ok(node)]
+    old = [node for node in ready if info(node, "operatingSystem") != "linux" or not _kernel_ok(node)]
     wanted = ".".join(map(str, KERNEL))
     if old:
-        kinds = listing(f"{_name(n)} ({_info(n, 'operatingSystem')} {_info(n, 'kernelVersion')})" for n in old)
+        kinds = listing(f"{_name(n)} ({info(n, 'operatingSystem')} {info(n, 'kernelVersion')})" for n in old)
         yield Check(
             "node kernel",
             FAIL if len(old) == len(ready) else WARN,
@@ -99,9 +99,9 @@ def nodes(kube: Kube) -> Iterator[Check]:
             f"Use nodes with Linux {wanted} or later; keep training off others by nodeLabels of the ResourceFlavor.",
         )
     else:
-        kernels = sorted({_info(n, "kernelVersion") for n in ready})
+        kernels = sorted({info(n, "kernelVersion") for n in ready})
         yield Check("node kernel", OK, f"{len(ready)} ready nodes, Linux {listing(kernels)}")
-    runtimes = sorted({_info(n, "containerRuntimeVersion") for n in ready})
+    runtimes = sorted({info(n, "containerRuntimeVersion") for n in ready})
     if all(runtime.startswith("containerd://") for runtime in runtimes):
         yield Check("container runtime", OK, listing(runtimes))
     else:
@@ -116,7 +116,7 @@ def nodes(kube: Kube) -> Iterator[Check]:
 def _architecture(ready: list[Object]) -> Check:
     count: dict[str, int] = {}
     for node in ready:
-        count[_info(node, "architecture")] = count.get(_info(node, "architecture"), 0) + 1
+        count[info(node, "architecture")] = count.get(info(node, "architecture"), 0) + 1
     text = listing(f"{name} ({number})" for name, number in sorted(count.items()))
     if len(count) == 1:
         return Check("node architecture", OK, text)
@@ -132,15 +132,16 @@ def _name(node: Object) -> str:
     return str(node["metadata"]["name"])
 
 
-def _info(node: Object, key: str) -> str:
+def info(node: Object, key: str) -> str:
+    """Return what the kubelet says of the node, "unknown" where it says nothing."""
     return str(((node.get("status") or {}).get("nodeInfo") or {}).get(key) or "unknown")
 
 
 def _kernel_ok(node: Object) -> bool:
-    return _version(_info(node, "kernelVersion")) >= KERNEL
+    return release(info(node, "kernelVersion")) >= KERNEL
 
 
-def _version(text: str) -> tuple[int, int]:
+def release(text: str) -> tuple[int, int]:
     """Leading `major.minor` of a version such as `33+` or `6.18.0-cloud`, (0, 0) when there is none."""
     found = re.match(r"v?(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

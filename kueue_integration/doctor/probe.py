@@ -10,7 +10,7 @@ from ..jobs import store_pod
 from ..kube.api import Kube
 from ..kube.resources import RESOURCE_FLAVOR, Object
 from ..manifests import criu_probe
-from ..manifests.pod import for_criu
+from ..manifests.pod import for_criu, namespaces
 from ..spec.platform_config import PlatformConfig
 from .check import FAIL, OK, WARN, Check
 
@@ -28,7 +28,7 @@ def flavors(kube: Kube, namespace: str, config: PlatformConfig, timeout_s: float
 def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float) -> Object:
     """The pod for a flavor. Pure."""
     made = store_pod.manifest(namespace, config, config.store, ["probe"], timeout_s)
-    made["spec"] |= nodes_of(flavor)
+    made["spec"] |= nodes_of(flavor) | namespaces(config)
     # The guard lets nothing into that container: an identity of the cloud goes into the other one.
     made["metadata"]["annotations"] = {"eks.amazonaws.com/skip-containers": criu_probe.CRIU}
     made["spec"]["containers"].append(
@@ -36,8 +36,8 @@ def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float
             "name": criu_probe.CRIU,
             "image": config.agent_image,
             "imagePullPolicy": config.image_pull_policy,
-            "command": [*criu_probe.COMMAND],
-            "securityContext": for_criu(),
+            "command": [*criu_probe.command(config.privileges)],
+            "securityContext": for_criu(config),
         }
     )
     return made
@@ -59,7 +59,8 @@ def _flavor(kube: Kube, namespace: str, config: PlatformConfig, flavor: Object, 
     except (PlatformError, KubeError) as error:
         fix = f"See whether a node has the labels of ResourceFlavor {name} and room for a pod."
         return [Check(f"probe {name}", WARN, f"not probed: {error}", fix)]
-    return [_store(name, config.store, lines[store_pod.CONTAINER]), _criu(name, lines[criu_probe.CRIU])]
+    store, criu = lines[store_pod.CONTAINER], lines[criu_probe.CRIU]
+    return [_store(name, config.store, store), _criu(name, criu, config.privileges)]
 
 
 def _store(flavor: str, url: str, lines: list[str]) -> Check:
@@ -70,8 +71,8 @@ def _store(flavor: str, url: str, lines: list[str]) -> Check:
     return Check(f"store on {flavor}", FAIL, str(said["error"]), fix)
 
 
-def _criu(flavor: str, lines: list[str]) -> Check:
-    if f"{criu_probe.FEATURE} is supported" in lines:
+def _criu(flavor: str, lines: list[str], privileges: str) -> Check:
+    if f"{criu_probe.FEATURE[privileges]} is supported" in lines:
         return Check(f"node of {flavor}", OK, "CRIU finds what it needs, with the capabilities of training pods")
     words = " | ".join(line for line in lines if "rror" in line) or " | ".join(lines[-3:]) or "it said nothing"
     fix = "Preempt a small job there first; see the kernel's configuration for what CRIU names."

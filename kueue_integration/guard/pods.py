@@ -5,7 +5,8 @@ everything else there gets fewer rights, and only our launcher may take the laun
 volume that our installer fills, and nobody else writes that volume.
 
 Variables: `spec` (the pod spec), `images` (that our own containers may have), `hostPaths` (`paths` of the chart's
-volumes, and `readOnly`, those that are only read), `env` (names of the variables that the chart sets).
+volumes, and `readOnly`, those that are only read), `env` (names of the variables that the chart sets), `privileges`
+(where the chart lets capabilities count).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..contract.kinds import CONTAINER_NODE
 from ..manifests import criu_probe
 from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR, SIDECAR_PATH
 from ..spec import mount_paths
+from ..spec.platform_config import PRIVILEGES, USER_NAMESPACE
 from ..spec.validation import VOLUME_PREFIX
 from .cel import literal
 
@@ -105,6 +107,8 @@ _NO_SECRET = f"!m.mountPath.startsWith({literal(SECRETS)})"
 _MORE = f"m.name != {_AGENT} && {_NO_SECRET}"
 _SHELL = f"{_LOADED} || e.name in {literal(SHELL_ENV)}"
 
+_OWN_USERS = "!variables.spec.?hostUsers.orValue(true)"
+
 VARIABLES: dict[str, str] = {
     "inits": "variables.spec.?initContainers.orValue([])",
     "volumes": "variables.spec.?volumes.orValue([])",
@@ -121,7 +125,7 @@ VARIABLES: dict[str, str] = {
     "launchers": f"variables.spec.containers.filter(c, {_named(*TRAINERS)} && {_starts(LAUNCHER)} && !({_HOOKS})"
     f" && {_mounts(_ITS_PLACE)})",
     "probes": f"variables.spec.containers.filter(c, {_named(criu_probe.CRIU)} && {_OURS}"
-    f" && c.?command.orValue([]) == {literal(criu_probe.COMMAND)}"
+    f" && c.?command.orValue([]) in {literal([criu_probe.command(level) for level in PRIVILEGES])}"
     # CRIU reads settings below $HOME, and in a namespace of processes it sees what other containers have.
     f" && !(has(c.args) || has(c.env) || has(c.envFrom) || has(c.volumeMounts) || {_HOOKS})"
     " && !variables.spec.?shareProcessNamespace.orValue(false))",
@@ -146,8 +150,15 @@ RULES = (
         "privileged",
         "variables.every.filter(c, c.?securityContext.?privileged.orValue(false)"
         " || c.?securityContext.?windowsOptions.?hostProcess.orValue(false)"
-        " || c.?securityContext.?procMount.orValue('Default') != 'Default')",
+        f" || c.?securityContext.?procMount.orValue('Default') != 'Default' && !({_OWN_USERS}"
+        " && (variables.launchers + variables.probes).exists(l, l.name == c.name)))",
         "container {}: privileged, hostProcess and procMount must not be set",
+    ),
+    Rule(
+        "onNode",
+        f"{_OWN_USERS} || variables.privileges != '{USER_NAMESPACE}' ? [] : variables.strong",
+        "container {}: only a pod with hostUsers: false may add capabilities here (chart value pods.privileges=userns)"
+        ". Let the job be made by `singularityctl` or the operator; adopted Jobs have no such pods",
     ),
     Rule(
         "hostVolumes",

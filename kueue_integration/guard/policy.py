@@ -22,7 +22,7 @@ HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compare
 _GROUP = "admissionregistration.k8s.io/v1"
 _LABELS = "@LABELS@"
 _ACCOUNTS, _IMAGES, _HOST_PATHS, _ANY_EXEC = "@ACCOUNTS@", "@IMAGES@", "@HOST_PATHS@", "@ANY_EXEC@"
-_ENV, _NAMESPACE = "@ENV@", "@NAMESPACE@"
+_ENV, _PRIVILEGES, _NAMESPACE = "@ENV@", "@PRIVILEGES@", "@NAMESPACE@"
 _TRAINING = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
 _MANAGED = {"matchLabels": {job_names.LABEL_MANAGED: "true"}}
 # Without its parameter the guard would not ask: no pod is better than any pod. The controller makes it again.
@@ -129,6 +129,7 @@ def pod_policy(kind: Kind) -> Object:
         f"[?'{job_names.LEASE_TRUSTED_IMAGES}'].orValue('').split(' ')",
         "hostPaths": _HOST_PATHS,
         "env": _ENV,
+        "privileges": _PRIVILEGES,
     }
     found = {each.name: each.found for each in pods.RULES}
     return {
@@ -258,6 +259,7 @@ _VALUES = {
     _ACCOUNTS: 'include "singularity.guard.accounts" . | fromJsonArray',
     _IMAGES: "concat (list .Values.images.agent) (.Values.images.trusted | default list)",
     _HOST_PATHS: 'include "singularity.guard.hostPaths" . | fromJson',
+    _PRIVILEGES: '.Values.pods.privileges | default "node"',
     _ENV: "keys (.Values.pods.env | default dict) | sortAlpha",
     _ANY_EXEC: 'dig "anyExec" false (.Values.guard | default dict)',
 }

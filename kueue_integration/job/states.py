@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from singularity_proxy.protocol import decode, exit_codes
+from singularity_proxy.protocol import decode, exit_codes, user_namespace
 from singularity_proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
 
 from ..contract import job_names, kinds
@@ -114,6 +114,15 @@ def gone_at(pod: Mapping[str, Any]) -> float | None:
 
 def created(obj: Mapping[str, Any]) -> float:
     return server_time.parse(str(obj["metadata"]["creationTimestamp"]))
+
+
+def privileges(job: Mapping[str, Any]) -> str:
+    """Say where the capabilities of the Job's pods count; "" where its training container has none, or is not seen."""
+    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    trains = [c for c in pod.get("containers") or () if c.get("name") == job_names.CONTAINER_TRAIN]
+    if not any(((c.get("securityContext") or {}).get("capabilities") or {}).get("add") for c in trains):
+        return ""
+    return user_namespace.USER_NAMESPACE if pod.get("hostUsers") is False else user_namespace.NODE
 
 
 def our_template(owner: Mapping[str, Any]) -> bool:

@@ -118,6 +118,8 @@ class JobStatus:
     """Seconds of training that later attempts started without, with or without steps: of these, `steps_lost` counts."""
     saveable: Saveable | None = None
     """Whether the current attempt can be saved."""
+    privileges: str = ""
+    """Where its launcher's capabilities count: `userns` (in the pod only), `node`; "" if it has none."""
 
     @property
     def final(self) -> bool:
@@ -174,6 +176,7 @@ def summarise(
         steps_lost=attempt_records.all_steps_lost(attempts),
         seconds_lost=lost_time.of_job(job).total,
         saveable=saveable.current(job) if last is not None else None,
+        privileges=states.privileges(job),
         attempts=attempts,
         checkpoints=_checkpoints(job, attempts, attempt_records.checkpoints(job), saved),
         rewinds=back,

@@ -17,7 +17,7 @@ from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.resources import Object
-from ..spec.platform_config import PlatformConfig
+from ..spec.platform_config import USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
@@ -46,7 +46,7 @@ _NOT_LIMITED = ("cpu", "ephemeral-storage")
 def pod_spec(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """`spec` of the pod template."""
     return {
-        **({"securityContext": restricted_pod()} if spec.elastic else {}),
+        **({"securityContext": restricted_pod()} if spec.elastic else namespaces(platform)),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_period_s,
         "subdomain": spec.name,
@@ -140,7 +140,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
                 }
             ),
         ],
-        "securityContext": restricted() if spec.elastic else for_criu(),
+        "securityContext": restricted() if spec.elastic else for_criu(platform),
         "volumeMounts": [*mounts, *platform.volume_mounts, *spec.volume_mounts],
     }
     if spec.resources:
@@ -154,9 +154,17 @@ def _resources(spec: TrainSpec) -> Object:
     return {"requests": requests, **({"limits": limits} if limits else {})}
 
 
-def for_criu() -> Object:
+def namespaces(platform: PlatformConfig) -> Object:
+    """What a pod of the process engine says of its namespaces."""
+    return {"hostUsers": False} if platform.privileges == USER_NAMESPACE else {}
+
+
+def for_criu(platform: PlatformConfig) -> Object:
     """Security context of the training container, which CRIU works in."""
+    # In a user namespace the kernel lets nobody mount a /proc that shows more than the one that is there.
+    proc = {"procMount": "Unmasked"} if platform.privileges == USER_NAMESPACE else {}
     return {
+        **proc,
         # CRIU and namespaces need root in the container; the launcher starts the program as the job's user (`run_as`).
         "runAsUser": 0,
         "runAsGroup": 0,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.protocol import decode
+from singularity_proxy.protocol.user_namespace import NODE as NODE
+from singularity_proxy.protocol.user_namespace import USER_NAMESPACE as USER_NAMESPACE
 
 from ..contract import job_names
 from ..errors import ChartError, Forbidden, NotFound
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from ..kube.api import Kube
 
 CONFIG_KEY = "platform.json"
+PRIVILEGES = (NODE, USER_NAMESPACE)
+"""Where capabilities of the launcher may count."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class PlatformConfig:
         mounts go to the training container and the sidecar
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
+    :param privileges: where the launcher's capabilities count, one of PRIVILEGES
     :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
     :param tiers_window_s: seconds over which these shares are measured
     :param namespaces: the only ones whose jobs the controller follows; none: all
@@ -48,6 +53,7 @@ class PlatformConfig:
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
+    privileges: str = NODE
     tiers: Mapping[str, float] = field(default_factory=dict)
     tiers_window_s: int = 3600
     namespaces: Sequence[str] = ()
@@ -86,6 +92,9 @@ def from_json(text: str) -> PlatformConfig:
     wrong = {k: v for k, v in values.get("tiers", {}).items() if isinstance(v, bool) or not _is_share(v)}
     if wrong:
         raise ChartError(f"{CONFIG_KEY}: tiers = {wrong!r}: shares must be numbers from 0 to 1", _FIX)
+    level = values.get("privileges", NODE)
+    if level not in PRIVILEGES:
+        raise ChartError(f"{CONFIG_KEY}: privileges = {level!r}: must be one of {', '.join(PRIVILEGES)}", _FIX)
     if values["agent_image"] == "" or values["controller_url"] == "":
         raise ChartError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty", _FIX)
     return PlatformConfig(**values)

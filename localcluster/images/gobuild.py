@@ -74,6 +74,14 @@ KUEUE = GoPart(
     ],
     note="about 3 minutes on 2 cores",
 )
+RUNC = GoPart(
+    "runc",
+    _same("runc"),
+    ["install", "-tags", "seccomp", "tool"],
+    note="needs a C compiler and libseccomp",
+    env={"CGO_ENABLED": "1", "GOFLAGS": "-buildvcs=false"},
+)
+"""Debian 12's is too old for pods with a user namespace of their own."""
 COREDNS = GoPart("coredns", _same("coredns"), ["build", "-o", "{bin}/coredns", "."])
 HELM = GoPart("helm", _same("helm"), ["install", "tool"])
 KWOK = GoPart(
@@ -119,7 +127,7 @@ DRA_DRIVER = GoPart(
 """Not of every cluster: see `dra`."""
 FAKE_GCS = GoPart("fakegcs", _same("fake-gcs-server"), ["install", "tool"], note="about a minute on 2 cores")
 """Speaks Google Cloud Storage; of no cluster, the store is tested against it."""
-PARTS = (ETCD, KUBERNETES, CONTAINERD, COREDNS, KUEUE, HELM)
+PARTS = (ETCD, KUBERNETES, CONTAINERD, RUNC, COREDNS, KUEUE, HELM)
 
 
 @dataclass(frozen=True)

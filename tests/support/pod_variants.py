@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from adoption_cases import jobset, plain
@@ -19,7 +20,7 @@ from kueue_integration.doctor import gpu_probe, probe
 from kueue_integration.jobs import store_pod
 from kueue_integration.manifests import job_manifests
 from kueue_integration.manifests.pod import AGENT_VOLUME
-from kueue_integration.spec.platform_config import PlatformConfig
+from kueue_integration.spec.platform_config import USER_NAMESPACE, PlatformConfig
 from singularity_proxy.protocol import names
 
 Pod = dict[str, Any]
@@ -57,6 +58,14 @@ def _trainjob(platform: PlatformConfig) -> Pod:
     pod: Pod = copy.deepcopy(replicated["template"]["spec"]["template"]["spec"])
     pod["containers"][0]["command"] += ["python3", "train.py"]
     return pod
+
+
+def _own_users(platform: PlatformConfig) -> PlatformConfig:
+    return replace(platform, privileges=USER_NAMESPACE)
+
+
+def _unmasked(pod: Pod) -> Pod:
+    return {**pod["containers"][0], "securityContext": {"procMount": "Unmasked"}}
 
 
 def _with(base: Make, change: Callable[[Pod, PlatformConfig], None]) -> Make:
@@ -188,6 +197,8 @@ GOOD: dict[str, Make] = {
     "an ordinary pod": other,
     "doctor's probe": _probe,
     "doctor's probe of GPUs": _gpu_probe,
+    "a training job in a user namespace": lambda platform: ours(_own_users(platform)),
+    "doctor's probe in a user namespace": lambda platform: _probe(_own_users(platform)),
     "a question to the store": lambda p: store_pod.manifest("default", p, p.store, ["ls"], 9)["spec"],
     "a capability that every container has": _with(other, _train(**_capable("NET_BIND_SERVICE", "CHOWN"))),
     "all capabilities dropped": _with(other, _train(securityContext={"capabilities": {"drop": ["ALL"]}})),
@@ -213,6 +224,10 @@ GOOD: dict[str, Make] = {
 }
 
 BAD: dict[str, tuple[Make, str]] = {
+    "an unmasked /proc of the user's in a user namespace": (
+        _with(other, lambda pod, _: pod.update(hostUsers=False, containers=[_unmasked(pod)])),
+        "container main: privileged, hostProcess and procMount must not be set",
+    ),
     "the node's network": (_with(other, _pod(hostNetwork=True)), "hostNetwork must not be set"),
     "the node's processes": (_with(ours, _pod(hostPID=True)), "hostPID must not be set"),
     "the node's IPC": (_with(ours, _pod(hostIPC=True)), "hostIPC must not be set"),

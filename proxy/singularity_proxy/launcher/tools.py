@@ -17,7 +17,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import reap, user_namespace
+from ..protocol import user_namespace
+from . import reap
 from .errors import LauncherError
 
 LOADER = "ld-linux-x86-64.so.2"

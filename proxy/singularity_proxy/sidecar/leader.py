@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from ..errors import ControllerError, ProxyError, StaleAttemptError
-from ..protocol import addresses, names, page, phases
+from ..protocol import addresses, names, page, phases, user_namespace
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import (
     CheckpointFailure,
@@ -323,6 +323,9 @@ class Leader:
         sets = [self._images[i] for i in range(state.workers)]
         if any(generation != state.generation for generation, _, _ in sets):
             raise ControllerError("images of an older checkpoint were reported")
+        made_with = _engine(self._config.engine, [image for _, images, _ in sets for image in images])
+        # For whoever looks: a checkpoint goes on with the privileges of either kind.
+        labels = {} if made_with == names.ENGINE_STATE else {user_namespace.LABEL: user_namespace.level()}
         manifest = Manifest(
             id=state.checkpoint_id,
             namespace=self._config.namespace,
@@ -331,11 +334,12 @@ class Leader:
             generation=state.generation,
             step=state.stop_at,
             world_size=state.world_size,
-            engine=_engine(self._config.engine, [image for _, images, _ in sets for image in images]),
+            engine=made_with,
             created_at=time.time(),
             ranks=sorted((image for _, images, _ in sets for image in images), key=lambda r: r.rank),
             requirements=hardware.requirements(),
             master_port=resume_port(state.generation),
+            labels=labels,
         )
         return manifest, sum(stored for _, _, stored in sets)
 

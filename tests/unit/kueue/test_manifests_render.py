@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kueue_samples import PLATFORM, spec
 from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.manifests.job_manifests import render
+from kueue_integration.spec.platform_config import USER_NAMESPACE
 from singularity_proxy.protocol import names
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.yaml"
@@ -55,6 +57,17 @@ def test_without_files_there_is_no_config_map_and_no_mount() -> None:
     objects = rendered(files={})
     assert list(objects) == ["Service", "Job"]
     assert "singularity-source" not in json.dumps(objects)
+
+
+def test_a_pod_whose_capabilities_count_in_its_own_user_namespace() -> None:
+    """All else is as in a pod whose capabilities count on the node; the state engine has neither."""
+    platform = replace(PLATFORM, privileges=USER_NAMESPACE)
+    plain, own = (pod({o["kind"]: o for o in render(spec(), each)}) for each in (PLATFORM, platform))
+    assert own.pop("hostUsers") is False
+    assert own["containers"][0]["securityContext"].pop("procMount") == "Unmasked"
+    assert own == plain
+    elastic = render(spec(engine="state"), platform)
+    assert "hostUsers" not in json.dumps(elastic) and "procMount" not in json.dumps(elastic)
 
 
 def test_files_keep_their_paths() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 
 import pytest
 from api_server import ADMIN, CONTROLLER, OTHER, TENANT, TRAINS, Policies
@@ -27,6 +28,7 @@ from kueue_integration.kube.resources import (
     Kind,
     Object,
 )
+from kueue_integration.spec.platform_config import NODE, USER_NAMESPACE
 
 
 def said(call) -> str:
@@ -212,3 +214,33 @@ def test_no_job_of_ours_begins_where_pods_are_not_guarded(policies: Policies, ki
     # A JobSet of before has its Jobs made anew for each attempt.
     owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "of-before", "uid": "u"}
     assert not refused(OTHER, ownerReferences=[owner])
+
+
+def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the_node(policies: Policies) -> None:
+    """As the chart renders the policies with `pods.privileges=userns`."""
+    on_node, own = ours(PLATFORM), ours(dataclasses.replace(PLATFORM, privileges=USER_NAMESPACE))
+    kept = {name: policies.admin.get(ADMISSION_POLICY, None, name) for name in (guards.PODS, guards.JOBS)}
+
+    def chart_says(value: str) -> None:
+        for name in kept:
+            held = policies.admin.get(ADMISSION_POLICY, None, name)
+            variables = [
+                v | {"expression": json.dumps(value)} if v["name"] == "privileges" else v
+                for v in held["spec"]["variables"]
+            ]
+            policies.admin.patch(ADMISSION_POLICY, None, name, {"spec": {"variables": variables}})
+
+    def refused(manifest: Object) -> str:
+        return said(lambda: policies.admin.create(manifest, dry_run=True))
+
+    chart_says(USER_NAMESPACE)
+    try:
+        for made in (pod, job):
+            policies.eventually(lambda made=made: refused(made(on_node)), "capabilities on the node are refused")
+            assert "container train: only a pod with hostUsers: false may add capabilities here" in refused(
+                made(on_node)
+            )
+            assert not refused(made(own)) and not refused(made(other(PLATFORM)))
+    finally:
+        chart_says(NODE)
+    policies.eventually(lambda: not refused(pod(on_node)) and not refused(job(on_node)), "the node's are given again")

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from kueue_samples import attempt, job, saved, workload
+from kueue_samples import PLATFORM, attempt, job, saved, spec, workload
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, job_names
@@ -17,6 +17,8 @@ from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
 from kueue_integration.jobs.status import describe, follow, summarise, timings, to_json
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
+from kueue_integration.manifests.job_manifests import render
+from kueue_integration.spec.platform_config import NODE, USER_NAMESPACE
 from singularity_proxy.protocol.messages import GpuFault, Gpus
 from singularity_proxy.protocol.messages import to_json as message_json
 
@@ -57,6 +59,26 @@ def test_a_job_in_its_second_attempt() -> None:
         "committed_to_quota_released": [0.5],
     }
     assert found.steps_lost == 0 and not found.final
+
+
+@pytest.mark.parametrize(
+    ("engine", "level", "said"),
+    [
+        ("process", NODE, "capabilities on the node"),
+        ("process", USER_NAMESPACE, "capabilities in a user namespace of the pod only"),
+        ("both", USER_NAMESPACE, "capabilities in a user namespace of the pod only"),
+        ("state", USER_NAMESPACE, ""),
+    ],
+)
+def test_where_the_launchers_capabilities_count(engine: str, level: str, said: str) -> None:
+    platform = dataclasses.replace(PLATFORM, privileges=level)
+    (rendered,) = (o for o in render(spec(engine=engine), platform) if o["kind"] == "Job")
+    status = summarise({**rendered, "metadata": {**rendered["metadata"], "uid": "u-1"}}, None, [])
+    assert status.privileges == (level if said else "")
+    assert json.loads(to_json(status))["privileges"] == status.privileges
+    assert [line for line in tables.detail(status).splitlines() if "Privileges:" in line] == (
+        [f"Privileges:  {said}"] if said else []
+    )
 
 
 def test_how_much_of_a_checkpoint_is_saved_is_told_while_it_is_being_saved() -> None:

@@ -9,6 +9,7 @@ import pytest
 from pod_harness import Pod
 
 from kueue_integration.manifests import criu_probe
+from kueue_integration.spec.platform_config import NODE
 from singularity_proxy.launcher.device import facts
 from singularity_proxy.launcher.ranks import privileges
 from singularity_proxy.protocol import names
@@ -40,7 +41,7 @@ def test_it_answers_instead_of_training(tmp_path: Path, make_pod: Make, rootfs: 
     # CRIU and the launcher's capabilities are as in training pods: only the GPU is missing.
     assert told.problems == ["There is no NVIDIA GPU here: no /dev/nvidia0"], told
     assert told.torch == f"2.99+{privileges.MASK:016x}", "torch is the image's: it has what ranks have, and no more"
-    assert criu_probe.FEATURE in facts.USED, "CRIU knows the feature that doctor asks it for"
+    assert criu_probe.FEATURE[NODE] in facts.USED, "CRIU knows the feature that doctor asks it for"
 
 
 def test_nothing_else_can_be_asked_for(make_pod: Make, rootfs: Path, criu_bundle: Path) -> None:

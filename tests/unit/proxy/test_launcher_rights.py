@@ -18,14 +18,14 @@ import pytest
 from kueue_integration.contract import job_names
 from localcluster.errors import HostError
 from localcluster.images import gobuild
-from singularity_proxy.launcher import tools, user_namespace
+from singularity_proxy.launcher import tools
 from singularity_proxy.launcher.errors import LauncherError, RestoreError
 from singularity_proxy.launcher.ranks import accounts, privileges, process_scan, seccomp
 from singularity_proxy.launcher.ranks.accounts import Account
 from singularity_proxy.launcher.snapshot import filters
 from singularity_proxy.launcher.snapshot.protobuf import Field, encode, image, magic
 from singularity_proxy.launcher.tools import Tools
-from singularity_proxy.protocol import names
+from singularity_proxy.protocol import names, user_namespace
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 EPERM, ENOSYS = seccomp.ERRNO | errno.EPERM, seccomp.ERRNO | errno.ENOSYS

@@ -15,7 +15,7 @@ import pytest
 from mesh_world import FakeController, World, eventually
 
 from singularity_proxy.errors import StaleAttemptError
-from singularity_proxy.protocol import exit_codes, page
+from singularity_proxy.protocol import exit_codes, page, user_namespace
 from singularity_proxy.protocol import manifest as mf
 from singularity_proxy.protocol.messages import (
     CheckpointRef,
@@ -62,6 +62,7 @@ async def test_commit_then_restore_in_two_pods(folder: Path, controller: FakeCon
     assert ref.bytes == sum(f.size for r in manifest.ranks for f in r.files) > 5 << 20
     assert ref.bytes_stored < 5 << 20, "the pages that ranks share are stored once per pod at most"
     assert manifest.step == ref.step and manifest.requirements == hardware.requirements()
+    assert manifest.labels == {"privileges": user_namespace.level()}
     assert ref.needs is not None and ref.needs.architecture
     # After the commit the pods stay until they are asked to end; then they end at once.
     await eventually("stop everywhere", lambda: all([c.op for c in x.commands] == ["dump"] for x in first.launchers))
@@ -98,7 +99,8 @@ async def test_the_state_engine_restores_in_another_number_of_ranks(folder: Path
     await eventually("commit", lambda: controller.commits)
     ref = controller.commits[0].checkpoint
     assert (ref.engine, ref.world_size, ref.needs) == ("state", 4, None), "it needs no machine like this"
-    assert Store(ref.url).read_manifest("team", "train", ref.id).engine == "state"
+    manifest = Store(ref.url).read_manifest("team", "train", ref.id)
+    assert (manifest.engine, manifest.labels) == ("state", {})
     for launcher in first.launchers:
         await launcher.post(LauncherEvent("terminating", grace_s=30))
     await eventually("exit", lambda: all(x.exit_code == exit_codes.STOPPED for x in first.launchers))

@@ -3,19 +3,17 @@ and whoever breaks out of all that is inside the pod is nobody on the node."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import broken_out
 import pytest
 from pod_harness import Pod
 from pod_moves import until
 from test_launcher_pod import COUNTER, counter, counts_on, dump, fresh, numbers, restore
 
-from singularity_proxy.launcher import user_namespace
+from singularity_proxy.protocol import user_namespace
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]
@@ -221,73 +219,20 @@ def test_a_checkpoint_of_a_pod_without_a_user_namespace_goes_on_in_one_and_the_o
 
 
 # --- who has broken out -----------------------------------------------------------------------------------------------
-ATTEMPTS = r"""
-import ctypes, errno, json, os, sys
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-def said(result):
-    return "done" if result >= 0 else errno.errorcode[ctypes.get_errno()]
-
-def core_pattern():
-    with open("/proc/sys/kernel/core_pattern", "r+") as file:
-        held = file.read()
-        file.seek(0)
-        file.write(held)
-
-def disk():
-    os.mknod("/tmp/disk", 0o600 | 0o060000, os.makedev(7, 0))
-    os.close(os.open("/tmp/disk", os.O_RDONLY | os.O_NONBLOCK))
-
-def outcome(attempt):
-    try:
-        attempt()
-        return "done"
-    except OSError as error:
-        return errno.errorcode[error.errno]
-
-print(json.dumps({
-    "write core_pattern": outcome(core_pattern),
-    "open a disk of the node": outcome(disk),
-    "set the clock": said(libc.syscall(164, 0, 0)),
-    "swap on a file that is not there": said(libc.swapon(b"/nonexistent", 0)),
-    "read the kernel's log": said(libc.klogctl(10, None, 0)),
-    "watch a whole file system": said(libc.syscall(300, 0, 0)),
-    "root on the node": open("/proc/self/uid_map").read().split()[1],
-}))
-"""
-"""What root of a node may do. Nothing is changed: what is written is what was there."""
-REFUSED = {"EPERM", "EACCES"}
-
-
-def tried(pod: Pod) -> dict[str, str]:
-    """What comes of ATTEMPTS for a process in the pod with every capability that there is in there, no filter, and its
-    own view of /proc without masks."""
-    namespaces = ["-m", "-p", "-n", "-u", "-i", *(["-U"] if pod.uids is not None else [])]
-    words = ["nsenter", "-t", str(pod.launcher_pid()), *namespaces, "--"]
-    program = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "python3", "-c", ATTEMPTS]
-    done = subprocess.run([*words, *program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, str] = json.loads(done.stdout)
-    return result
-
-
 def test_who_has_broken_out_of_everything_in_the_pod_can_do_to_the_node_what_an_unprivileged_process_can(
     run: Make,
 ) -> None:
     pod, plain = run("pod", fresh([0], 1)), run("plain", fresh([0], 1), uids=None)
     for each in (pod, plain):
         each.wait_event("started")
-    refused, free = tried(pod), tried(plain)
-    assert refused.pop("root on the node") == str(FIRST)
-    assert free.pop("root on the node") == "0"
-    assert {name: outcome in REFUSED for name, outcome in refused.items()} == dict.fromkeys(refused, True), refused
+    assert Path(f"/proc/{pod.launcher_pid()}/uid_map").read_text().split()[:2] == ["0", str(FIRST)]
+    refused = broken_out.tried(pod.launcher_pid(), own_users=True)
+    free = broken_out.tried(plain.launcher_pid(), own_users=False)
+    nobody = broken_out.tried_by_nobody()
+    assert {name: said in broken_out.REFUSED for name, said in refused.items()} == dict.fromkeys(refused, True), refused
+    assert {name: said in broken_out.REFUSED for name, said in nobody.items()} == dict.fromkeys(refused, True), nobody
     # Without a user namespace the same process may do it all: the attempts are real.
-    assert {name: outcome in REFUSED for name, outcome in free.items()} == dict.fromkeys(free, False), free
-    becomes = "import ctypes, json; import os; os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)"
-    done = subprocess.run([sys.executable, "-c", becomes + ATTEMPTS], capture_output=True, text=True, check=True)
-    unprivileged = json.loads(done.stdout)
-    assert {name: unprivileged[name] in REFUSED for name in refused} == dict.fromkeys(refused, True)
+    assert {name: said in broken_out.REFUSED for name, said in free.items()} == dict.fromkeys(refused, False), free
 
 
 def test_a_container_knows_whether_it_has_a_user_namespace(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...protocol import names
+from ...protocol import names, user_namespace
 from .driver import CudaDriver, DriverError
 from .python import OURS, Python
 
@@ -178,7 +178,9 @@ def _machine(found: Facts) -> None:
         )
 
 
-USED = ("clone3_set_tid", "seccomp_suspend", "timerfd")
+FILTERS = "seccomp_suspend"
+"""Not in a user namespace, where the kernel refuses it: the filter of a rank stays in force during its dump there."""
+USED = ("clone3_set_tid", FILTERS, "timerfd")
 """What dump and restore of ranks use. `criu check` looks for more, which no rank has: tun devices, for one."""
 
 
@@ -199,6 +201,7 @@ def _criu(found: Facts, criu: Sequence[str]) -> None:
     code, text = run("check")
     found.criu["check"] = "looks good" if code == 0 else text.splitlines()[-1] if text else f"code {code}"
     found.criu["features"] = {name: run("check", "--feature", name)[0] == 0 for name in FEATURES}
-    missing = [name for name in USED if run("check", "--feature", name)[0]]
+    used = [name for name in USED if name != FILTERS or not user_namespace.inside()]
+    missing = [name for name in used if run("check", "--feature", name)[0]]
     if missing:
         found.problems.append(f"CRIU misses {', '.join(missing)} here: see the kernel's configuration")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import user_namespace
+from ...protocol import user_namespace
 from ..errors import DumpError, LauncherError, SlotError
 from ..ranks import seccomp
 from ..ranks.slot import Slot

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import user_namespace
+from ...protocol import user_namespace
 from ..errors import RestoreError
 from ..ranks import process_scan, seccomp
 from ..ranks.traced import Traced

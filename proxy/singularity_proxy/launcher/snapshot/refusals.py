@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from .. import user_namespace
+from ...protocol import user_namespace
 from ..ranks import process_scan, user
 from ..ranks.slot import Slot
 from . import locks, memfds, sockets, unix_sockets
