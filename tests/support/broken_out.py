@@ -42,7 +42,7 @@ print(json.dumps({
 """
 """What root of a node may do. Nothing is changed: what is written is what was there."""
 REFUSED = {"EPERM", "EACCES"}
-_BECOMES = "import os; os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)"
+_BECOMES = "import ctypes, errno, json, os; os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)"
 
 
 def tried(launcher: int, own_users: bool) -> dict[str, str]:
