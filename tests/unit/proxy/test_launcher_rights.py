@@ -18,6 +18,7 @@ import pytest
 from kueue_integration.contract import job_names
 from localcluster.errors import HostError
 from localcluster.images import gobuild
+from localcluster.shell import wait_until
 from singularity_proxy.launcher import tools
 from singularity_proxy.launcher.errors import LauncherError, RestoreError
 from singularity_proxy.launcher.ranks import accounts, privileges, process_scan, seccomp
@@ -209,7 +210,10 @@ def test_a_restored_rank_under_the_launchers_filter_stands_still_for_the_check_a
 ) -> None:
     process = standing(way)
     filters.check(0, [process.pid])
-    assert process_scan.stat_words(Path(f"/proc/{process.pid}/stat"))[0] == "T"
+    # Let go, it stands still again on its own, a moment later; one that ran on would end.
+    stat = Path(f"/proc/{process.pid}/stat")
+    wait_until(lambda: process_scan.stat_words(stat)[0] in ("T", "Z"), "the process stands still", timeout=30)
+    assert process_scan.stat_words(stat)[0] == "T"
 
 
 @pytest.mark.parametrize("way", ["another", "one thread"])
