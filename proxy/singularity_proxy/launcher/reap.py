@@ -37,5 +37,8 @@ def orphans() -> list[int]:
                 return collected
             if ended is None or ended.si_pid in _own:
                 return collected
+            # Linux tells of stops under ptrace whatever is asked for. Another thread of ours waits for this one.
+            if ended.si_code == os.CLD_TRAPPED:
+                return collected
             os.waitpid(ended.si_pid, 0)
             collected.append(ended.si_pid)

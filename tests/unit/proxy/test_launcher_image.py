@@ -127,3 +127,25 @@ def test_only_orphans_are_reaped() -> None:
     )  # fmt: skip
     assert done.stdout.split() == ["True", "7"]
     assert reap.orphans() == []
+
+
+def test_a_stop_under_ptrace_is_left_to_the_thread_that_waits_for_it() -> None:
+    """The launcher looks for orphans while a thread of it looks at restored ranks."""
+    code = (
+        "import os, subprocess, time\n"
+        "from singularity_proxy.launcher import reap\n"
+        "from singularity_proxy.launcher.ranks import traced\n"
+        "class Late(traced.Traced):\n"
+        "    def wait(self):\n"
+        "        end = time.monotonic() + 20\n"
+        "        while open(f'/proc/{self._task}/stat').read().rpartition(')')[2].split()[0] != 't':\n"
+        "            assert time.monotonic() < end, 'it does not stop'\n"
+        "        assert reap.orphans() == []\n"
+        "        assert os.waitpid(self._task, traced._WALL | os.WNOHANG)[0] == self._task\n"
+        "process = subprocess.Popen(['sleep', '60'])\n"
+        "with Late(process.pid):\n"
+        "    pass\n"
+        "process.kill()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
