@@ -24,7 +24,6 @@ from ..protocol.messages import (
     to_json,
 )
 from ..store import Store
-from ..store.trust import of_attempt
 from . import restore, trial
 from .barrier_page import BarrierPage
 from .config import Config
@@ -96,8 +95,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             return
         first_step = reply.checkpoint.step if reply.checkpoint else 0
         failures = _Failures(config, controller, reply.checkpoint)
-        trust = of_attempt(reply.peer_key, restore.own(config, reply))
-        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell, trust)
+        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell)
         deliver.append(pod)
         for event in early:
             pod.on_event(event)

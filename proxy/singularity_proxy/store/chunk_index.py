@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ..protocol.manifest import Stored, content_of, is_object
-from . import chunking, pack
+from . import pack
 from .backend import Backend
-from .key_index import KeyIndex
 
 SLOT_BITS: Final = 16
 REFRESH_SHARE: Final = 0.1
@@ -19,30 +18,16 @@ REFRESH_SHARE: Final = 0.1
 log = logging.getLogger(__name__)
 
 
-Believed = Callable[[str, bytes], bool]
-"""Whether an upload may rely on the pack with this name and with these bytes at its beginning."""
-
-
 class Known:
-    """Index of the packs of a job. 33 bytes of memory per chunk (90 KiB of dense content on average, 6 KiB of other
-    content).
+    """Index of all packs of a job. About 130 bytes of memory per chunk (6 KiB of content on average).
 
     :param doomed: what a collection may be deleting (`packs/<name>`): taken as if it were gone
-    :param believed: packs of which it says no are not used
 
-    A place is pack number << SLOT_BITS | slot; `packs[number]` is None until that pack is written.
+    `places[key]` is pack number << SLOT_BITS | slot; `packs[number]` is None until that pack is written.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        folder: str,
-        pool: ThreadPoolExecutor,
-        doomed: frozenset[str],
-        believed: Believed,
-    ) -> None:
+    def __init__(self, backend: Backend, folder: str, pool: ThreadPoolExecutor, doomed: frozenset[str]) -> None:
         self._backend = backend
-        self._believed = believed
         self._folder = folder
         self._pool = pool
         # A pack that a restore could not use may have an intact head. Nothing else here would notice the damage.
@@ -51,7 +36,7 @@ class Known:
         self.packs: list[Stored | None] = []
         self.chunk_counts: list[int] = []
         """Number of chunks of each pack."""
-        self.places = KeyIndex()
+        self.places: dict[bytes, int] = {}
         self._looked = 0.0
         self._cost = 0.0
         self.refresh()
@@ -64,20 +49,11 @@ class Known:
             for path, (size, _) in sorted(self._backend.find(f"{self._folder}/packs").items())
             if size and is_object(path.rsplit("/", 1)[1]) and path.rsplit("/", 1)[1] not in self._seen
         ]
-        foreign: list[str] = []
         for (name, size), head in zip(new, self._pool.map(self._head, new), strict=True):
             self._seen.add(name)
-            if isinstance(head, pack.Head):
+            if head is not None:
                 number = self.add(head.keys)
                 self.packs[number] = Stored(name, size)
-            elif head is False:
-                foreign.append(name)
-        if foreign:
-            log.warning(
-                "store %s: %d packs are not used again: no committed checkpoint names them, and this attempt did not "
-                "write them. An upload that was broken off leaves some; else somebody else wrote them. The first is %s",
-                self._backend.url, len(foreign), foreign[0],
-            )  # fmt: skip
         self._looked = time.monotonic()
         self._cost = self._looked - began
 
@@ -91,7 +67,8 @@ class Known:
         number = len(self.packs)
         self.packs.append(None)
         self.chunk_counts.append(len(keys))
-        self.places.add(keys, number << SLOT_BITS)
+        base = number << SLOT_BITS
+        deque(map(self.places.setdefault, keys, range(base, base + len(keys))), maxlen=0)
         return number
 
     def written(self, number: int, stored: Stored) -> None:
@@ -102,20 +79,17 @@ class Known:
     def forget(self, numbers: set[int]) -> None:
         """Do not rely on these packs any more."""
         if numbers:
-            self.places.forget(numbers, SLOT_BITS)
+            self.places = {key: place for key, place in self.places.items() if place >> SLOT_BITS not in numbers}
 
-    def _head(self, item: tuple[str, int]) -> pack.Head | bool:
-        """True: not usable. False: not to be believed."""
+    def _head(self, item: tuple[str, int]) -> pack.Head | None:
+        """None: not usable, and so not used."""
         name, size = item
         data = self._backend.read(f"{self._folder}/packs/{name}", pack.HEAD_SIZE)
         if data is None:
-            return True
+            return None
         try:
             head = pack.read_head(content_of(name), data)
         except pack.PackError as error:
             log.warning("store %s: pack %s %s; it is not used again", self._backend.url, name, error)
-            return True
-        # The keys of older versions are other digests: nothing is found by them.
-        if head.size != size or head.digest != chunking.DIGEST:
-            return True
-        return head if self._believed(name, data) else False
+            return None
+        return head if head.size == size else None
