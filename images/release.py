@@ -38,7 +38,7 @@ for image in agent controller; do
     cosign attest --yes --type spdxjson --predicate "$image.spdx.json" "$registry/singularity-$image@$digest"
     echo "images.$image=$registry/singularity-$image@$digest"
 done
-helm push singularity-{chart}.tgz "oci://$registry/charts"
+helm push singularity-{version}.tgz "oci://$registry/charts"
 cosign sign-blob --yes --bundle SHA256SUMS.sigstore SHA256SUMS
 """
 
@@ -95,7 +95,7 @@ def make(target: Path, base: str, helm: str, uv: str) -> None:
         (target / f"{image}.spdx.json").write_text(text)
     (target / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(), version))
     publish = target / "publish"
-    publish.write_text(PUBLISH.format(base=base, version=version, chart=version))
+    publish.write_text(PUBLISH.format(base=base, version=version))
     publish.chmod(0o755)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(target.iterdir())]
     (target / "SHA256SUMS").write_text("\n".join(lines) + "\n")

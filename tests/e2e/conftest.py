@@ -11,8 +11,10 @@ from pathlib import Path
 import node_racks
 import numpy as np
 import pytest
+import releases
 from dag_run import Run
 from faults import Faults
+from releases import Release
 from rows import Rows
 
 from localcluster import cluster
@@ -133,3 +135,12 @@ def racked(rows: Rows) -> Iterator[str]:
 @pytest.fixture
 def start_run(stage: Stage, say: Callable[[str], None]) -> Callable[[str], Run]:
     return lambda dag_id: Run(stage, dag_id, say)
+
+
+@pytest.fixture
+def now(stage: Stage) -> Iterator[Release]:
+    """This release, which is installed; the cluster has it with its usual values afterwards."""
+    made = releases.of_checkout(stage)
+    yield made
+    made.install()
+    stage.look_again()

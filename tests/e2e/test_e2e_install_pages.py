@@ -66,15 +66,6 @@ def reader(stage: Stage, say: Callable[[str], None]) -> Reader:
 
 
 @pytest.fixture
-def now(stage: Stage) -> Iterator[Release]:
-    """This release, which is installed; the cluster has it with its usual values afterwards."""
-    made = releases.of_checkout(stage)
-    yield made
-    made.install()
-    stage.look_again()
-
-
-@pytest.fixture
 def rows(now: Release, stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
     """A queue of our own, on a flavor of our own: the chart's go with the chart."""
     made = Rows(stage, OWN, say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import releases
@@ -17,15 +17,6 @@ from localcluster.demo.wait import wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAMESPACE = "upgrade"
 QUEUES = {"own": {"ondemand": "150m", "spot": "150m"}, "fought": {"ondemand": "100m"}, "full": {"ondemand": "50m"}}
-
-
-@pytest.fixture
-def now(stage: Stage) -> Iterator[Release]:
-    """This release; the cluster has it again afterwards."""
-    made = releases.of_checkout(stage)
-    yield made
-    made.install()
-    stage.look_again()
 
 
 def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(
