@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from kueue_integration.contract import job_names, progress_objects
 from kueue_integration.errors import Forbidden, Gone, KubeError, NotFound
+from kueue_integration.job import states
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.interning import Strings
 from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, PROGRESS, WORKLOAD, Kind, Object, label
@@ -334,17 +335,19 @@ def compact(obj: Object) -> Object:
     for name in ("podFailurePolicy", "selector"):
         spec.pop(name, None)
     if "template" in spec:
-        spec["template"] = _grace(spec["template"])
+        spec["template"] = _template(spec["template"])
     if "podSets" in spec:
         spec["podSets"] = [{key: value for key, value in each.items() if key != "template"} for each in spec["podSets"]]
     small: Object = _strings.shared({**obj, "metadata": meta, "spec": spec})
     return small
 
 
-def _grace(template: Object) -> Object:
+def _template(template: Object) -> Object:
     """All that a job's status says about its pods' template."""
-    seconds = (template.get("spec") or {}).get("terminationGracePeriodSeconds")
-    return {"spec": {} if seconds is None else {"terminationGracePeriodSeconds": seconds}}
+    spec = template.get("spec") or {}
+    kept = {key: spec[key] for key in ("terminationGracePeriodSeconds", "hostUsers") if key in spec}
+    trains = [c for c in spec.get("containers") or () if c.get("name") == job_names.CONTAINER_TRAIN]
+    return {"spec": {**kept, "containers": [{"name": c["name"], **states.rights(c)} for c in trains]}}
 
 
 @asynccontextmanager

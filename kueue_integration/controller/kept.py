@@ -146,14 +146,17 @@ def _ended(status: Mapping[str, Any]) -> dict[str, Any]:
 def _template(template: Mapping[str, Any]) -> dict[str, Any]:
     """What is read of a pod template."""
     spec = template.get("spec") or {}
-    kept = _some(spec, ("subdomain", "terminationGracePeriodSeconds"))
+    kept = _some(spec, ("subdomain", "terminationGracePeriodSeconds", "hostUsers"))
     for key in ("affinity", "nodeSelector"):
         if spec.get(key):
             kept[key] = _bounded(spec[key])
     maps = [{"configMap": _some(v["configMap"], ("name",))} for v in spec.get("volumes") or () if v.get("configMap")]
     if maps:
         kept["volumes"] = maps[:MOST_CONTAINERS]
-    return {"metadata": _meta(template), "spec": {**kept, **_asks(spec, ("name", "image", *_ASKED))}}
+    asks = _asks(spec, ("name", "image", *_ASKED))
+    for made, each in zip(asks.get("containers") or (), spec.get("containers") or (), strict=False):
+        made.update(states.rights(each))
+    return {"metadata": _meta(template), "spec": {**kept, **asks}}
 
 
 _ASKED = ("resources", "restartPolicy")

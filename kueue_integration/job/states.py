@@ -125,6 +125,12 @@ def privileges(job: Mapping[str, Any]) -> str:
     return user_namespace.USER_NAMESPACE if pod.get("hostUsers") is False else user_namespace.NODE
 
 
+def rights(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `privileges` reads of a container, for copies that keep little; a name of any length is none."""
+    added = ((container.get("securityContext") or {}).get("capabilities") or {}).get("add")
+    return {"securityContext": {"capabilities": {"add": [str(added[0])[:64]]}}} if added else {}
+
+
 def our_template(owner: Mapping[str, Any]) -> bool:
     """Whether pods made from the `template` of this Job or podset carry our label."""
     template = (owner.get("spec") or owner).get("template") or {}

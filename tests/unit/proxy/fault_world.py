@@ -20,11 +20,10 @@ from types import MappingProxyType
 
 from mesh_world import TOKEN, FakeController, eventually, free_port
 from pod_failure_policy import action
-from pod_harness import Pod
+from pod_harness import Pod, stand_in
 
 from kueue_integration.contract import job_names
 from kueue_integration.manifests.job_manifests import failure_rules
-from singularity_proxy.launcher import tools
 from singularity_proxy.protocol import exit_codes, names
 
 HERE = Path(__file__).parent
@@ -125,10 +124,7 @@ class Worker:
         folder = job.folder / f"a{attempt.number}p{index}"
         agent = job.folder / f"a{attempt.number}p{index}-agent"
         shutil.copytree(job.agent, agent, copy_function=os.link)
-        loader = agent / "launcher" / tools.LOADER
-        loader.rename(loader.with_name("loader"))
-        loader.write_text(LOADER.replace("OWN", f"/shared/{index}"))
-        loader.chmod(0o755)
+        stand_in(agent, LOADER.replace("OWN", f"/shared/{index}"))
         command, env = ["python3", "stepper.py"], {names.ENV_GRACE: GRACE}
         self.pod = Pod(folder, job.rootfs, None, None, command, env, shared=attempt.shared, criu=agent)
         shutil.copy(HERE / "stepper.py", self.pod.volumes / "source/stepper.py")

@@ -7,6 +7,7 @@ mount namespace, volumes are mounts. Pods share the network of the host, as cont
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 import user_namespace
 from fake_sidecar import FakeSidecar
 
+from singularity_proxy.launcher import tools
 from singularity_proxy.protocol import messages, names
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -82,6 +84,25 @@ def install_agent(lib: Path) -> None:
     library = lib / "singularity_train"
     shutil.copytree(REPOSITORY / "singularity_train", library, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "proxy/singularity_proxy/agent/sitecustomize.py", lib / "sitecustomize.py")
+
+
+def seal(agent: Path) -> None:
+    """List the launcher's files anew, as if an agent image had been built with those that a test has changed."""
+    launcher = agent / "launcher"
+    digests = launcher / "digests"
+    files = sorted(path for path in launcher.rglob("*") if path.is_file() and path != digests)
+    digests.unlink()  # it may be a link to another agent's
+    lines = (f"{hashlib.sha256(each.read_bytes()).hexdigest()}  ./{each.relative_to(launcher)}\n" for each in files)
+    digests.write_text("".join(lines))
+
+
+def stand_in(agent: Path, script: str) -> None:
+    """Put `script` in the place of the loader, which starts all that the launcher runs; that one becomes `loader`."""
+    loader = agent / "launcher" / tools.LOADER
+    loader.rename(loader.with_name("loader"))
+    loader.write_text(script)
+    loader.chmod(0o755)
+    seal(agent)
 
 
 class Pod:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from pod_failure_policy import action
-from pod_harness import Pod
+from pod_harness import Pod, stand_in
 from test_launcher_pod import COUNTER, counter, counts_on, dump, fresh, numbers, restore
 
 from kueue_integration.manifests.job_manifests import failure_rules
-from singularity_proxy.launcher import supervise, tools
+from singularity_proxy.launcher import supervise
 from singularity_proxy.launcher.errors import LauncherError, MeetingError, RestoreError, SlotError
 from singularity_proxy.launcher.laps import Laps
 from singularity_proxy.launcher.outbox import Outbox
@@ -125,10 +125,7 @@ def impatient(criu_bundle: Path, tmp_path: Path) -> Path:
         compiled.unlink()  # what is installed is not compared with its source
     module.write_text(text.replace("STILL_S = 60.0", f"STILL_S = {STILL_S}"))
     assert f"\nSTILL_S = {STILL_S}\n" in module.read_text()
-    loader = agent / "launcher" / tools.LOADER
-    loader.rename(loader.with_name("loader"))
-    loader.write_text(STOPS)
-    loader.chmod(0o755)
+    stand_in(agent, STOPS)
     return agent
 
 

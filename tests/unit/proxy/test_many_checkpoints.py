@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 from fake_sidecar import Coordinator
-from pod_harness import Pod
+from pod_harness import Pod, stand_in
 from pod_moves import free_port
 
-from singularity_proxy.launcher.tools import LOADER
 from singularity_proxy.protocol import messages, page
 
 pytestmark = pytest.mark.criu
@@ -90,10 +89,7 @@ def test_no_process_of_the_pod_grows(
 ) -> None:
     plan = messages.Plan("fresh", 1, 2, [0, 1], "127.0.0.1", free_port())
     agent = shutil.copytree(criu_bundle, tmp_path / "agent")
-    loader = agent / "launcher" / LOADER
-    loader.rename(loader.with_name("loader"))
-    loader.write_text(STANDS_IN)
-    loader.chmod(0o755)
+    stand_in(agent, STANDS_IN)
     pod = make_pod("pod", rootfs=rootfs, torch=None, plan=plan, command=["python3", "loop.py"], criu=agent, small=True)
     (pod.volumes / "source/loop.py").write_text(SCRIPT)
     pod.start()
