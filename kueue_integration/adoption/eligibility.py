@@ -145,9 +145,13 @@ def _world(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 
 def _user_mounts(job: Job, platform: PlatformConfig) -> Sequence[object]:
-    taken = {mount.get("mountPath") for mount in platform.volume_mounts}
+    taken = {str(mount.get("mountPath")) for mount in platform.volume_mounts}
     paths = [str(mount.get("mountPath")) for mount in container(job).get("volumeMounts") or ()]
-    return [p for p in paths if mount_paths.problem(p) or p in taken]
+    return [
+        p
+        for p in paths
+        if mount_paths.problem(p) or p in taken or mount_paths.nested(p, taken) or mount_paths.inside(p, paths)
+    ]
 
 
 def _user_volumes(job: Job, platform: PlatformConfig) -> Sequence[object]:
@@ -310,8 +314,10 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "spec.template.spec.containers[0].volumeMounts", f"{names.ROOT}, the platform's mounts and names of"
-        f" NVIDIA's driver are taken; use another mountPath, which {mount_paths.FIX}", _user_mounts,
-        f"{_ONE} || !{_MOUNTS}.exists(m, {mount_paths.cel('m.mountPath')} || m.mountPath in {MARK_MOUNT_PATHS})",
+        f" NVIDIA's driver are taken; use another mountPath, which {mount_paths.FIX}, and"
+        " is not below another mount's, /proc or /dev/shm", _user_mounts,
+        f"{_ONE} || !({_MOUNTS}.exists(m, {mount_paths.cel('m.mountPath')} || m.mountPath in {MARK_MOUNT_PATHS})"
+        f" || [{_MOUNTS}.map(m, m.mountPath) + {MARK_MOUNT_PATHS}].exists(p, {mount_paths.cel_nested('p')}))",
     ),
     Rule(
         "spec.template.spec.volumes", "has a name that is the platform's; rename it", _user_volumes,

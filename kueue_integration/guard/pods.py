@@ -95,6 +95,7 @@ _ITS_PLACE = f"m.mountPath == {literal(names.AGENT_DIR)} && m.name == {_AGENT} &
 _OTHER_PLACE = f"{mount_paths.cel_below('m.mountPath', names.ROOT)} && !m.name.startsWith({_PREFIX})"
 _OVER_AGENT = f"{mount_paths.cel_below('m.mountPath', names.AGENT_DIR)} && m.name != {_AGENT}"
 _UNCLEAN = f"!m.mountPath.matches({literal(mount_paths.FORM)})"
+_LINKED = f"m.mountPath.matches({literal(mount_paths.LINKED)})"
 _LIKE_A_DRIVER = f"m.mountPath.matches({literal(mount_paths.DRIVER)})"
 # A part of a claim, mounted read-only, looks to the launcher as a file of the node that the runtime has mounted.
 _PART = "(has(m.subPath) || has(m.subPathExpr)) && m.name in variables.claims"
@@ -213,6 +214,14 @@ RULES = (
         "covers",
         f"variables.every.filter(c, {_mounts(_OTHER_PLACE)} || {_mounts(_OVER_AGENT)})",
         f"container {{}}: nothing but the platform's volumes may be mounted at {names.ROOT}",
+    ),
+    # The runtime follows links of what is mounted already, in the order of depth.
+    Rule(
+        "beneath",
+        f"variables.every.filter(c, ({_named(job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)}"
+        f" || variables.launchers.exists(l, l.name == c.name)) && ({_mounts(_LINKED)}"
+        f" || [c.?volumeMounts.orValue([]).map(m, m.mountPath)].exists(p, {mount_paths.cel_nested('p')})))",
+        f"container {{}}: a mountPath {mount_paths.APART}; nor be below /proc or /dev/shm",
     ),
     Rule(
         "agentVolumes",

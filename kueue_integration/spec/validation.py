@@ -279,6 +279,8 @@ def mounts(
             yield f"{where}.mountPath", path, "is mounted by the platform; use another path"
         elif path.rstrip("/") in taken:
             yield f"{where}.mountPath", path, "is mounted twice; use another path"
+        elif mount_paths.nested(path, taken):
+            yield f"{where}.mountPath", path, mount_paths.APART
         taken.add(path.rstrip("/"))
 
 

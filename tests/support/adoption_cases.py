@@ -162,7 +162,12 @@ BAD: list[tuple[str, str, Any]] = [
     ("spec.template.spec.containers[0].volumeMounts", f"{_C}.volumeMounts.1.mountPath", "/shared"),
     *(
         ("spec.template.spec.containers[0].volumeMounts", f"{_C}.volumeMounts.1.mountPath", path)
-        for path in ("//singularity/agent", "singularity/agent", "/x/../singularity", "/src//data", "/src/nvidia")
+        for path in ("//singularity/agent", "singularity/agent", "/x/../singularity", "/src//data", "/src/nvidia",
+                     "/proc/self/root/singularity/agent", "/dev/shm/a/agent", "/dev/shm/src", "/shared/a/agent")
+    ),
+    *(
+        ("spec.template.spec.containers[0].volumeMounts", f"{_C}.volumeMounts.0.mountPath", path)
+        for path in ("/src/a/agent", "/opt")
     ),
     ("metadata.annotations[singularity.dev/world-size]", "metadata.annotations.singularity~dev/world-size", "3"),
     ("metadata.annotations[singularity.dev/world-size]", "metadata.annotations.singularity~dev/world-size", "many"),

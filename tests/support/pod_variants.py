@@ -20,6 +20,7 @@ from kueue_integration.doctor import gpu_probe, probe
 from kueue_integration.jobs import store_pod
 from kueue_integration.manifests import job_manifests
 from kueue_integration.manifests.pod import AGENT_VOLUME
+from kueue_integration.spec import mount_paths
 from kueue_integration.spec.platform_config import USER_NAMESPACE, PlatformConfig
 from singularity_proxy.protocol import names
 
@@ -147,6 +148,7 @@ _INSTALL, _SIDECAR = job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR
 _HOOK = {"exec": {"command": ["sh", "-c", "id"]}}
 _HELPER = {"name": "LD_PRELOAD", "value": "/mine/helper.so"}
 
+_APART = f"a mountPath {mount_paths.APART}"
 _CLEAN = "each mountPath must be absolute"
 _WAYS = (
     "//singularity/agent/launcher", "/singularity//agent", "singularity/agent/launcher", "./singularity",
@@ -162,6 +164,19 @@ def _mine(container: str, path: str, **fields: Any) -> Callable[[Pod, PlatformCo
         pod.setdefault("volumes", []).append({"name": "mine", "configMap": {"name": "mine", "defaultMode": 0o755}})
         (found,) = (c for key in ("containers", "initContainers") for c in pod.get(key, ()) if c["name"] == container)
         found.setdefault("volumeMounts", []).append({"name": "mine", "mountPath": path, **fields})
+
+    return change
+
+
+def _through(container: str, folder: str, path: str) -> Callable[[Pod, PlatformConfig], None]:
+    """A link in the one volume would lead the other one over a program of ours."""
+
+    def change(pod: Pod, _: PlatformConfig) -> None:
+        pod["volumes"] += [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("linked", "evil")]
+        (found,) = (c for key in ("containers", "initContainers") for c in pod.get(key, ()) if c["name"] == container)
+        found.setdefault("volumeMounts", []).extend(
+            {"name": name, "mountPath": where} for name, where in (("evil", path), ("linked", folder))
+        )
 
     return change
 
@@ -205,6 +220,10 @@ GOOD: dict[str, Make] = {
     "a sidecar of the user's": _with(ours, _beside(name="exporter", restartPolicy="Always")),
     "the platform's volumes": _with(other, lambda pod, platform: pod.update(volumes=[*platform.volumes])),
     "volumes of the user's": _with(ours, _volume(name="data", persistentVolumeClaim={"claimName": "data"})),
+    "volumes beside each other": _with(ours, _through("train", "/data/", "/data-more/sets")),
+    "volumes below each other in an ordinary pod": _with(
+        other, lambda pod, p: (pod.update(volumes=[]), _through("main", "/data", "/data/sets")(pod, p))
+    ),
     "a path with a slash at its end": _with(ours, _mine("train", "/etc/mine/")),
     "a path with dots that mean nothing": _with(ours, _mine("train", "/.cache/..data/x..y/...")),
     "a part of a config map": _with(ours, _mine("train", "/etc/mine.conf", subPath="mine.conf", readOnly=True)),
@@ -350,6 +369,35 @@ BAD: dict[str, tuple[Make, str]] = {
         f"the launcher's place, as {path}": (_with(ours, _mine("train", path)), f"container train: {_CLEAN}")
         for path in _WAYS
     },
+    "the launcher's place, by way of a link in a volume": (
+        _with(ours, _through("train", "/v", "/v/a/agent")), f"container train: {_APART}"
+    ),
+    "the launcher's place, by way of a link in a volume with a slash": (
+        _with(ours, _through("train", "/v/", "/v/a/agent")), f"container train: {_APART}"
+    ),
+    "the launcher's place, by way of a link in the platform's volume": (
+        _with(ours, _mine("train", "/shared/a/agent")), f"container train: {_APART}"
+    ),
+    "our folder, from a volume that is called as ours are": (
+        _with(ours, lambda pod, _: (
+            pod["volumes"].append({"name": "singularity-mine", "persistentVolumeClaim": {"claimName": "mine"}}),
+            pod["containers"][0]["volumeMounts"].append({"name": "singularity-mine", "mountPath": "/singularity"}))),
+        f"container train: {_APART}",
+    ),
+    **{
+        f"the launcher's place, by way of a link at {path}": (_with(ours, _mine("train", path)), f"train: {_APART}")
+        for path in (
+            "/dev/shm/a/agent", "/proc/self/root/singularity/agent", "/proc/1/cwd/singularity/agent",
+            "/proc/thread-self/root/singularity/agent/launcher",
+        )
+    },
+    "the installer's program, by way of a link in a secret's place": (
+        _with(ours, _through("install-agent", "/var/run/secrets/v", "/var/run/secrets/v/a/bin")),
+        f"container install-agent: {_APART}",
+    ),
+    "the sidecar's program, by way of a link in a volume": (
+        _with(ours, _through("device-proxy", "/v", "/v/a/app")), f"container device-proxy: {_APART}"
+    ),
     "the installer's place, by way of a secret's": (
         _with(ours, _mine("install-agent", "/var/run/secrets/../../../opt/singularity/bin")),
         f"container install-agent: {_CLEAN}",

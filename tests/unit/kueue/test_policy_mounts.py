@@ -1,7 +1,7 @@
 """Generated mounts: what a real API server with the guard admits cannot take the place of a program with capabilities.
 
-What the kubelet and the runtime make of a path is computed here: absolute, clean, and mounted in the order of depth. An
-image with symbolic links can lead a mount elsewhere, which no policy sees (SECURITY.md).
+What the kubelet and the runtime make of a path is computed here: absolute, clean, mounted in the order of depth, and
+led anywhere by a link in a folder that others have written. No policy sees the links of an image (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PARTS = ("singularity", "agent", "launcher", "opt", "bin", "run", "secrets", "va
 PLACES = (
     "/singularity", names.AGENT_DIR, f"{names.AGENT_DIR}/launcher", "/opt/singularity/bin", "/opt/singularity/launcher",
     "/var/run/secrets/mine", "/data/sets", "/data", "/home/me/.cache", "/",
+    "/data/sets/agent", "/dev/shm/agent", "/proc/self/root/singularity/agent",
 )  # fmt: skip
 ODD = ("", ".", "..", "...", "..x", ".x", " ", "singularity ", "\u00e9", "a\nb", "libcuda.so.1")
 HOMES = {
@@ -51,13 +52,15 @@ def path(chosen: random.Random) -> str:
 def serves(mounts: Sequence[Pod], folder: str) -> set[str]:
     """Names of the volumes that some file of `folder` comes from; "" for the image."""
     placed = [("/" + posixpath.normpath("/" + m["mountPath"]).lstrip("/"), str(m["name"])) for m in mounts]
+    written = [each for each, _ in placed] + ["/proc", "/dev/shm"]
+    led = {name for where, name in placed if any(where.startswith(f"{each}/") for each in written)}
     found = {""}
     for where, name in sorted(placed, key=lambda each: each[0].count("/")):  # stable, as containerd and CRI-O sort
         if f"{folder}/".startswith(f"{where.rstrip('/')}/"):
             found = {name}  # it hides what was there
         elif where.startswith(f"{folder}/"):
             found.add(name)
-    return found
+    return found | led
 
 
 def containers(spec: Pod) -> list[Pod]:
@@ -131,7 +134,9 @@ def test_python_and_the_policy_mean_the_same_by_a_clean_path(policies: Policies)
     [("/data", ""), ("/data/", ""), ("/..data/.x/...", ""), ("", "absolute"), ("data", "absolute"), ("/", "absolute"),
      ("//data", "absolute"), ("/data//", "absolute"), ("/a/./b", "absolute"), ("/a/..", "absolute"), ("/a\n", ""),
      ("/singularity", "platform"), ("/singularity/", "platform"), ("/singularity/x", "platform"), ("/singularityx", ""),
-     ("/x/nvidia", "driver"), ("/nvidia/x", ""), ("/x/libcuda.so", "driver"), ("/x/my-nvidia-set/", "driver")],
+     ("/x/nvidia", "driver"), ("/nvidia/x", ""), ("/x/libcuda.so", "driver"), ("/x/my-nvidia-set/", "driver"),
+     ("/proc", "/proc"), ("/proc/self/root/x", "/proc"), ("/process", ""), ("/dev/shm", ""), ("/dev/shm/", ""),
+     ("/dev/shm/x", "/dev/shm"), ("/dev/shmx", ""), ("/dev/fuse", "")],
 )  # fmt: skip
 def test_where_a_user_may_mount(given: str, words: str) -> None:
     found = mount_paths.problem(given)

@@ -111,6 +111,9 @@ def test_the_sample_is_valid() -> None:
         ("volume_mounts[0].mountPath", {"volume_mounts": [{**MOUNT, "mountPath": "x"}]}, "absolute"),
         ("volume_mounts[0].mountPath", {"volume_mounts": [{**MOUNT, "mountPath": "/singularity/run"}]}, "another path"),
         ("volume_mounts[0].mountPath", {"volume_mounts": [MOUNT]}, "twice"),
+        ("volume_mounts[0].mountPath", {"volume_mounts": [{**MOUNT, "mountPath": "/shared/a"}]}, "below another"),
+        ("volume_mounts[0].mountPath", {"volume_mounts": [{**MOUNT, "mountPath": "/opt"}]}, "below another"),
+        ("volume_mounts[0].mountPath", {"volume_mounts": [{**MOUNT, "mountPath": "/dev/shm/a"}]}, "a link could lead"),
         ("labels['singularity.dev/job']", {"labels": {"singularity.dev/job": "x"}}, "set by the platform"),
         ("annotations['kueue.x-k8s.io/x']", {"annotations": {"kueue.x-k8s.io/x": "x"}}, "set by the platform"),
         (
