@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 OWN = "pages"
 PAGES = CHECKOUT / "docs/administration"
 SYSTEM = job_names.SYSTEM_NAMESPACE
-OF_0_1_0 = f"secret/{job_names.CONTROLLER_NAME}"
-"""Left behind where the cluster was upgraded from 0.1.0, as the page says."""
+KEPT = {f"secret/{job_names.CONTROLLER_NAME}", f"secret/{job_names.KEYS_SECRET}"}
+"""Left behind, as the page says; the first one only where the cluster was upgraded from 0.1.0."""
 SERVER = f"{job_names.CONTROLLER_NAME}.{SYSTEM}.svc"
 
 
@@ -176,7 +176,7 @@ def test_remove_and_install_again(rows: Rows, reader: Reader, stage: Stage, now:
     reader.play("upgrade.md", "Remove", {"NAMESPACE": OWN})
     assert checks(stage, queue) == [] and job_names.LABEL_TRAINING not in labels(stage)
     left = reader.shell.type(f"kubectl get all,secrets,configmaps,leases -n {SYSTEM} -o name").split()
-    assert {name for name in left if "singularity" in name} <= {OF_0_1_0}
+    assert {name for name in left if "singularity" in name} <= KEPT
     reader.shell.type(f"kubectl apply -n {OWN} -f - <<'EOF'\n{json.dumps(plain(stage.platform.train_image))}\nEOF")
     rows.until_admitted("plain")
 

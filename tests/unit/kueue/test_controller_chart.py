@@ -477,7 +477,7 @@ def test_rules_of_adoption_have_the_platforms_values_and_no_parameter(filled):
 
 def test_an_uninstall_asks_first_whether_a_queue_is_fenced():
     objects = render()
-    name = "singularity-queues-are-still-fenced"  # all that helm prints of a hook that fails
+    name = "singularity-queues-are-still-fenced"  # all that Helm before 3.18 prints of a hook that fails
     made = [objects[kind, name] for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job")]
     assert all(one["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete" for one in made)
     (rule,) = made[1]["rules"]
@@ -485,6 +485,11 @@ def test_an_uninstall_asks_first_whether_a_queue_is_fenced():
     pod = made[3]["spec"]["template"]["spec"]
     assert pod["containers"][0]["command"][1:] == ["-m", "kueue_integration.fencing"]
     assert made[3]["spec"]["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
+    assert made[3]["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
+
+
+def test_an_uninstall_leaves_the_keys_that_jobs_trust():
+    assert render()["Secret", job_names.KEYS_SECRET]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
 def test_two_replicas_on_two_nodes_of_which_a_drain_takes_one():
