@@ -28,8 +28,13 @@ KUEUE = "system:serviceaccount:kueue-system:kueue-controller-manager"
 CONTROLLER = "system:serviceaccount:singularity-system:singularity-controller"
 MULTIKUEUE = "system:serviceaccount:singularity-system:singularity-multikueue"
 JOB_CONTROLLER = "system:serviceaccount:kube-system:job-controller"
+JOBSET_CONTROLLER = "system:serviceaccount:jobset-system:jobset-controller-manager"
+TRAINER_CONTROLLER = "system:serviceaccount:kubeflow-system:kubeflow-trainer-controller-manager"
+REPLICASET_CONTROLLER = "system:serviceaccount:kube-system:replicaset-controller"
 TENANT = "tenant"
-OTHERS = (KUEUE, CONTROLLER, MULTIKUEUE, JOB_CONTROLLER, TENANT)
+OTHERS = (
+    KUEUE, CONTROLLER, MULTIKUEUE, JOB_CONTROLLER, JOBSET_CONTROLLER, TRAINER_CONTROLLER, REPLICASET_CONTROLLER, TENANT,
+)  # fmt: skip
 """All of them may do the same: what stops one of them is a policy."""
 ALLOWED = (
     "namespaces", "configmaps", "pods", "pods/status", "pods/ephemeralcontainers", "pods/exec", "pods/attach",
