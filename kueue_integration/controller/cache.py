@@ -124,11 +124,11 @@ class World(Copies):
         found = self._of_kind[kind].get(namespace, name)
         return None if found is None else kinds.as_job(found)
 
-    def all_jobs(self) -> Sequence[Object]:
-        """Every managed job, seen as a Job."""
+    def all_jobs(self, which: Callable[[Object], bool] = lambda obj: True) -> Sequence[Object]:
+        """Every managed job that `which` is true of, seen as a Job."""
         found = []
         for kind, informer in self._of_kind.items():
-            for job in informer.all():
+            for job in filter(which, informer.all()):
                 with self._skips.over(kind.name, _name(job)):
                     found.append(self.notes.over(kinds.as_job(job)))
         return found

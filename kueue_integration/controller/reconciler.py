@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ from .work_queue import Lane, WorkQueue
 log = logging.getLogger(__name__)
 
 RESYNC_S = 30.0
+SLICES = 60
+"""Parts of a round over all objects, one after the other: thousands of looks at once keep everybody else waiting."""
 CANARY_S = 1.0
 WORKERS = 8
 """Workers mostly wait for the API server. Two workers never handle the same Job at once."""
@@ -47,7 +50,7 @@ CONFLICT_DELAY_S = 0.05
 
 @dataclass(frozen=True)
 class Task:
-    """`kind`: job, workload (one without a Job), plan, check, policy, images, everything or canary."""
+    """`kind`: job, workload (one without a Job), plan, check, policy, images, everything, slice or canary."""
 
     kind: str
     namespace: str = ""
@@ -97,6 +100,7 @@ class Reconciler:
         self._failures: dict[Task, int] = {}
         self._told: dict[str, str] = {}
         """By UID of a Job: the version in which all of its annotations were read."""
+        self._sliced = 0
         self._stop = threading.Event()
         served = [(f"worker-{number}", self.queue) for number in range(WORKERS)] + [("planner", self.plans)]
         self._threads = [
@@ -138,22 +142,40 @@ class Reconciler:
         return time.monotonic() - self._canary_at
 
     def everything(self) -> None:
-        """Look at every object again: after taking over, and now and then."""
+        """Look at every object again, at once: after taking over."""
+        self._beside()
+        self._look_at(lambda obj: True)
+
+    def _slice(self) -> None:
+        """Look at the next part of all objects again."""
+        self._sliced = number = (self._sliced + 1) % SLICES
+        if number == 0:
+            self._beside()
+        self._look_at(lambda obj: zlib.crc32(str(obj["metadata"]["name"]).encode()) % SLICES == number)
+
+    def _beside(self) -> None:
+        """What a round looks at besides Jobs and Workloads."""
         if not self._rounds.leaves_nodes:
             self.world.nodes.rest()
         for kind in ("check", "policy", "images"):
             self.queue.add(Task(kind))
         self._plan_soon()
-        for handle, objects in ((self._on_workload, self.world.workloads.all()), (self._on_job, self.world.all_jobs())):
+
+    def _look_at(self, which: Callable[[Object], bool]) -> None:
+        workloads = filter(which, self.world.workloads.all())
+        for handle, objects in ((self._see_workload, workloads), (self._see_job, self.world.all_jobs(which))):
             for obj in objects:
                 with self._skips.over("resync", f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"):
                     handle(obj, False, Lane.LAST)
 
     # --- events -----------------------------------------------------------------------------------------------------
-    def _on_job(self, job: Object, deleted: bool, lane: Lane = Lane.USUAL) -> None:
+    def _on_job(self, job: Object, deleted: bool) -> None:
+        self._plan_soon()
+        self._see_job(job, deleted, Lane.USUAL)
+
+    def _see_job(self, job: Object, deleted: bool, lane: Lane) -> None:
         namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
         self.queue.add(Task("job", namespace, name), lane=lane)
-        self._plan_soon()
         self._notify(namespace, name, True)
         self._meter.see(job, deleted)
         uid = str(job["metadata"].get("uid"))
@@ -170,13 +192,16 @@ class Reconciler:
                 self._metrics.add("singularity_unreadable_total", "annotation")
                 log.warning("annotation %s of %s cannot be read: %s", key, name, why)
 
-    def _on_workload(self, workload: Object, deleted: bool, lane: Lane = Lane.USUAL) -> None:
+    def _on_workload(self, workload: Object, deleted: bool) -> None:
+        self._plan_soon()
+        self._see_workload(workload, deleted, Lane.USUAL)
+
+    def _see_workload(self, workload: Object, deleted: bool, lane: Lane) -> None:
         namespace, owner = str(workload["metadata"]["namespace"]), states.owner_job(workload)
         if owner is not None:
             self.queue.add(Task("job", namespace, owner), lane=lane)
         elif self.looks.asks(workload):
             self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])), lane=lane)
-        self._plan_soon()
 
     def _on_pod(self, pod: Object, deleted: bool) -> None:
         name = job_of(pod)
@@ -233,8 +258,11 @@ class Reconciler:
             elif task.kind == "plan":
                 self._rounds.plan(again=lambda seconds: queue.add(task, seconds))
             elif task.kind == "everything":
-                queue.add(task, RESYNC_S)
+                queue.add(Task("slice"), RESYNC_S / SLICES)
                 self.everything()
+            elif task.kind == "slice":
+                queue.add(task, RESYNC_S / SLICES)
+                self._slice()
             elif task.kind == "policy":
                 installed.count_missing_policies(self._kube, self._metrics)
             elif task.kind == "images":

@@ -15,7 +15,7 @@ from kueue_integration.contract.record_types import AttemptRecord
 from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.reconciler import CANARY_S, WORKERS, Reconciler, Task
+from kueue_integration.controller.reconciler import CANARY_S, SLICES, WORKERS, Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.work_queue import Lane
 from kueue_integration.errors import Conflict, KubeError, Unreachable
@@ -571,6 +571,26 @@ def test_only_the_replica_that_leads_writes(world):
         eventually(lambda: check_of(kube)["state"] == "Ready")
     finally:
         reconciler.stop()
+
+
+def test_a_round_over_everything_is_cut_into_parts_that_nobody_waits_for(world):
+    named = [copy.deepcopy(scene.job()) for _ in range(300)]
+    for number, job in enumerate(named):
+        job["metadata"] |= {"name": f"train-{number}", "uid": f"uid-{number}"}
+    _, reconciler = world(*named)
+    while (task := reconciler.queue.get(timeout_s=0.0)) is not None:
+        pass
+    reconciler.plans.get(timeout_s=1.0)
+    seen, most = set(), 0
+    for _ in range(SLICES):
+        reconciler.handle(Task("slice"))
+        part = set()
+        while (task := reconciler.queue.get(timeout_s=0.0)) is not None:
+            part.add(task.name)
+        most, seen = max(most, len(part - {""})), seen | part
+    assert seen - {""} == {job["metadata"]["name"] for job in named}
+    assert most < 300 / 6, "all at once, thousands of looks keep every hold waiting"
+    assert len(reconciler.plans) == 1, "one plan for a round, not one for each part"
 
 
 def running_scene(**annotations):
