@@ -162,6 +162,7 @@ def namespaces(platform: PlatformConfig) -> Object:
 def for_criu(platform: PlatformConfig) -> Object:
     """Security context of the training container, which CRIU works in."""
     # In a user namespace the kernel lets nobody mount a /proc that shows more than the one that is there.
+    named = {"type": "Localhost", "localhostProfile": platform.apparmor}
     proc = {"procMount": "Unmasked"} if platform.privileges == USER_NAMESPACE else {}
     return {
         **proc,
@@ -174,7 +175,7 @@ def for_criu(platform: PlatformConfig) -> Object:
         # CRIU has to suspend the ranks' filter, which the kernel refuses to a process that is under one itself.
         "seccompProfile": {"type": "Unconfined"},
         # AppArmor's default profile denies mount, and every rank gets a /proc of its own.
-        "appArmorProfile": {"type": "Unconfined"},
+        "appArmorProfile": named if platform.apparmor else {"type": "Unconfined"},
     }
 
 

@@ -37,6 +37,7 @@ class PlatformConfig:
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
     :param privileges: where the launcher's capabilities count, one of PRIVILEGES
+    :param apparmor: profile of the nodes that the launcher runs under; "": none
     :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
     :param tiers_window_s: seconds over which these shares are measured
     :param namespaces: the only ones whose jobs the controller follows; none: all
@@ -54,6 +55,7 @@ class PlatformConfig:
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
     privileges: str = NODE
+    apparmor: str = ""
     tiers: Mapping[str, float] = field(default_factory=dict)
     tiers_window_s: int = 3600
     namespaces: Sequence[str] = ()

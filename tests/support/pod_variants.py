@@ -213,6 +213,7 @@ GOOD: dict[str, Make] = {
     "doctor's probe": _probe,
     "doctor's probe of GPUs": _gpu_probe,
     "a training job in a user namespace": lambda platform: ours(_own_users(platform)),
+    "a training job under a profile of the node": lambda platform: ours(replace(platform, apparmor="mine")),
     "doctor's probe in a user namespace": lambda platform: _probe(_own_users(platform)),
     "a question to the store": lambda p: store_pod.manifest("default", p, p.store, ["ls"], 9)["spec"],
     "a capability that every container has": _with(other, _train(**_capable("NET_BIND_SERVICE", "CHOWN"))),

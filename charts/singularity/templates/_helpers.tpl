@@ -128,6 +128,7 @@ tolerations: {{- toYaml . | nindent 2 }}
   "env" (.Values.pods.env | default dict)
   "checkpoint_disk" (.Values.pods.checkpointDisk | default "")
   "privileges" (.Values.pods.privileges | default "node")
+  "apparmor" (.Values.pods.appArmorProfile | default "")
   "max_budget_s" (int .Values.budget.maxSeconds)
   "tiers" (.Values.planner.slaTiers.tiers | default dict)
   "tiers_window_s" (int .Values.planner.slaTiers.windowSeconds)
