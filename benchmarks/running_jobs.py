@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,19 +104,22 @@ class Sidecar(Controller):
                 self.refused += 1
                 await asyncio.sleep(1.0)
 
+    def note(self) -> Progress:
+        about, step = self._about, self._step()
+        words = Reading(step * 10, 90_000, 2.5 - step / 1e5)
+        since = time.monotonic() - self._began + 100
+        return Progress(
+            about.namespace, about.job, ATTEMPTS, "running", step, ATTEMPTS * 100, since, reading=words
+        )  # fmt: skip
+
     async def report(self) -> None:
         """Tell a step a second, as often as the controller wants to hear."""
-        every, about = EVERY_S, self._about
+        every = EVERY_S
         await asyncio.sleep(random.uniform(0, 8))
         while True:
-            began, step = time.monotonic(), self._step()
-            words = Reading(step * 10, 90_000, 2.5 - step / 1e5)
-            note = Progress(
-                about.namespace, about.job, ATTEMPTS, "running", step, ATTEMPTS * 100, began - self._began + 100,
-                reading=words,
-            )  # fmt: skip
+            began = time.monotonic()
             try:
-                every = max(EVERY_S, (await self.progress(note)).every_s)
+                every = max(EVERY_S, (await self.progress(self.note())).every_s)
                 self.notes += 1
             except (ControllerError, StaleAttemptError):
                 self.refused += 1
@@ -217,7 +220,7 @@ def serving(server: ApiServer, folder: Path, api: int, health: int) -> Iterator[
 
 
 # --- one size -------------------------------------------------------------------------------------------------------
-async def _until(holds: object, what: str) -> None:
+async def until(holds: object, what: str) -> None:
     end = time.monotonic() + LIMIT_S
     while not holds():  # type: ignore[operator]
         if time.monotonic() > end:
@@ -225,17 +228,16 @@ async def _until(holds: object, what: str) -> None:
         await asyncio.sleep(0.5)
 
 
-def _leads(controller: Serving) -> bool:
+def leads(controller: Serving) -> bool:
     try:
         return "singularity_leader 1.0" in controller.metrics()
     except OSError:
         return False
 
 
-async def play(cluster: Cluster, controller: Serving, folder: Path, say: Say) -> Seen:
-    jobs = len(cluster.tokens)
-    seen = Seen(jobs)
-    await _until(lambda: _leads(controller), "the controller leads")
+@contextlib.asynccontextmanager
+async def connected(cluster: Cluster, controller: Serving, folder: Path) -> AsyncIterator[list[Sidecar]]:
+    """The sidecars of all jobs. `folder` gets their tokens."""
     async with contextlib.AsyncExitStack() as stack:
         sidecars = []
         for number, token in enumerate(cluster.tokens):
@@ -247,6 +249,14 @@ async def play(cluster: Cluster, controller: Serving, folder: Path, say: Say) ->
                 f"https://127.0.0.1:{controller.api}", controller.ca, path,
             )  # fmt: skip
             sidecars.append(await stack.enter_async_context(Sidecar(config, number)))
+        yield sidecars
+
+
+async def play(cluster: Cluster, controller: Serving, folder: Path, say: Say) -> Seen:
+    jobs = len(cluster.tokens)
+    seen = Seen(jobs)
+    await until(lambda: leads(controller), "the controller leads")
+    async with connected(cluster, controller, folder) as sidecars:
         tasks = [asyncio.ensure_future(each.listen()) for each in sidecars]
         try:
             say(f"{jobs} jobs: their pods listen")
@@ -255,7 +265,7 @@ async def play(cluster: Cluster, controller: Serving, folder: Path, say: Say) ->
             await asyncio.sleep(IDLE_S)
             seen.idle_cores = (controller.cpu_s() - idle) / (time.monotonic() - began)
             tasks += [asyncio.ensure_future(each.report()) for each in sidecars]
-            await _until(lambda: min(each.notes for each in sidecars) >= 2, "each job was heard twice")
+            await until(lambda: min(each.notes for each in sidecars) >= 2, "each job was heard twice")
             say(f"{jobs} jobs: all report")
             await _notes(cluster, controller, sidecars, seen)
             say(f"{jobs} jobs: {seen}")
@@ -300,7 +310,7 @@ async def _commits(controller: Serving, sidecars: Sequence[Sidecar], seen: Seen)
 
 def measure(options: Options, say: Say) -> Mapping[str, Measured]:
     sizes = [max(1, size // 10) if options.quick else size for size in SIZES]
-    _more_files(sizes[-1] * 8 + 1000)
+    more_files(sizes[-1] * 8 + 1000)
     ready = prepare(say)
     found = []
     with tempfile.TemporaryDirectory(prefix="running-jobs-") as name:
@@ -320,7 +330,7 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
     return figures(found)
 
 
-def _more_files(wanted: int) -> None:
+def more_files(wanted: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
 
