@@ -8,14 +8,14 @@ from singularity_proxy.protocol.decode import Unreadable
 
 from ..contract import agent_images, attempt_records, job_names, kinds
 from ..errors import Forbidden
-from ..job import records
+from ..job import records, states
 from ..job.unreadable import UnreadableAnnotation
 from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import LEASE, Object, finished, is_true, pod_spec
-from ..spec.platform_config import PlatformConfig
+from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from . import authorities, engines
-from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected
+from .check import FAIL, OK, REPAIR, WARN, Check, listing, shown, unexpected
 
 RETRY_S = 30.0
 """After the deadline Kueue still has to ask again; its back-off within a checkpoint budget stays well below this."""
@@ -30,6 +30,7 @@ def running(kube: Kube, namespace: str, now: float, platform: PlatformConfig | N
     yield from _images(kube, unfinished)
     if platform is not None:
         yield from authorities.strangers(platform, unfinished)
+        yield from _levels(platform, unfinished)
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and finished(job) is None]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
@@ -54,6 +55,22 @@ def _images(kube: Kube, jobs: Sequence[Object]) -> Iterator[Check]:
             lost = f"its agent image {image} is not trusted: the guard of pods refuses the pods of its next attempt"
             fix = f"Trust it until the job has ended:\n{REPAIR} \\\n  --set 'images.trusted={{{image}}}'"
             yield Check(f"job {kinds.job_key(job)}", FAIL, lost, fix)
+
+
+def _levels(platform: PlatformConfig, jobs: Sequence[Object]) -> Iterator[Check]:
+    """Jobs of before `pods.privileges=userns`: the guard lets those go on whose pods Kubernetes makes from their own
+    template. A JobSet has its Jobs made anew, which are new Jobs to the guard."""
+    if platform.privileges != USER_NAMESPACE:
+        return
+    before = [job for job in jobs if states.privileges(job) == NODE]
+    going_on = [kinds.job_key(job) for job in before if kinds.is_job(job)]
+    if going_on:
+        words = f"{len(going_on)} of before pods.privileges=userns keep capabilities on the node: {listing(going_on)}"
+        yield Check("privileges of jobs", OK, f"{words}. They go on until they end")
+    for key in (kinds.job_key(job) for job in before if not kinds.is_job(job)):
+        lost = "its pods add capabilities on the node: the guard of pods refuses the Job of its next attempt"
+        fix = f"Let this job end first, or begin a new one with its last checkpoint:\n{REPAIR} \\\n"
+        yield Check(f"job {key}", FAIL, lost, f"{fix}  --set pods.privileges=node")
 
 
 def _each(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Iterator[Check]:

@@ -6,7 +6,7 @@ volume that our installer fills, and nobody else writes that volume.
 
 Variables: `spec` (the pod spec), `images` (that our own containers may have), `hostPaths` (`paths` of the chart's
 volumes, and `readOnly`, those that are only read), `env` (names of the variables that the chart sets), `privileges`
-(where the chart lets capabilities count).
+(where the chart lets capabilities count), `earlier` (whether Kubernetes makes the pod of a Job that was let in before).
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ RULES = (
     ),
     Rule(
         "onNode",
-        f"{_OWN_USERS} || variables.privileges != '{USER_NAMESPACE}' ? [] : variables.strong",
+        f"{_OWN_USERS} || variables.privileges != '{USER_NAMESPACE}' || variables.earlier ? [] : variables.strong",
         "container {}: only a pod with hostUsers: false may add capabilities here (chart value pods.privileges=userns)"
-        ". Let the job be made by `singularityctl` or the operator; adopted Jobs have no such pods",
+        ". Let the job be made by `singularityctl` or the operator",
     ),
     Rule(
         "hostVolumes",

@@ -33,6 +33,8 @@ _PARAMETER = {
 }
 FORGETTABLE = "kueue.x-k8s.io/safe-to-forcefully-delete"
 """Kueue's FailureRecoveryPolicy removes the object of a pod with it while the pod may still run."""
+JOB_CONTROLLERS = ("system:serviceaccount:kube-system:job-controller", "system:kube-controller-manager")
+"""Kubernetes' own, with an account for each controller (kubeadm and the clouds) and without."""
 OURS = " is the platform's: "
 """Between the annotation and what to do instead."""
 
@@ -113,6 +115,14 @@ def annotation_policy() -> Object:
     }
 
 
+# The template of a Job cannot be changed, and was held to what the chart said when the Job was made. Nobody but
+# Kubernetes' own controller makes pods as this user: an owner in a pod of somebody else's is no proof.
+_EARLIER = (
+    f"request.userInfo.username in {literal(JOB_CONTROLLERS)} && object.metadata.?ownerReferences.orValue([])"
+    f".exists(o, o.?controller.orValue(false) && o.apiVersion == '{JOB.api_version}' && o.kind == '{JOB.name}')"
+)
+
+
 def pod_policy(kind: Kind) -> Object:
     """`pods.RULES` for pods, or for the templates of Jobs, whose owner then reads the sentence at once."""
     if kind is POD:
@@ -130,6 +140,7 @@ def pod_policy(kind: Kind) -> Object:
         "hostPaths": _HOST_PATHS,
         "env": _ENV,
         "privileges": _PRIVILEGES,
+        "earlier": _EARLIER if kind is POD else "false",
     }
     found = {each.name: each.found for each in pods.RULES}
     return {

@@ -14,10 +14,12 @@ from rows import Rows, Training
 
 from kueue_integration import doctor
 from kueue_integration.doctor import user_namespaces
+from kueue_integration.errors import KubeError
 from kueue_integration.jobs import lifecycle
-from kueue_integration.kube.resources import POD
+from kueue_integration.kube.resources import JOB, POD
 from kueue_integration.requests import verbs
 from kueue_integration.spec import platform_config
+from singularity_proxy.protocol import user_namespace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 NAMESPACE = "own-users"
@@ -29,10 +31,30 @@ def launchers(training: Training) -> list[Path]:
     return pod_processes.launchers(training.pods())
 
 
+def ends_as_it_began(rows: Rows, earlier: Training) -> None:
+    """A job of before the switch gets the pods of its next attempt, with capabilities on the node as its template says;
+    a new one like it does not begin."""
+    asked = verbs.migrate(rows.kube, NAMESPACE, "earlier", flavor="spot")
+    assert verbs.wait(rows.kube, asked, TIMEOUT_S).state == "done"
+    (launcher,) = launchers(earlier)
+    assert (launcher / "uid_map").read_text().split() == user_namespace.WHOLE
+    job = rows.kube.get(JOB, NAMESPACE, "earlier")
+    template = {"spec": job["spec"]["template"]["spec"]}
+    copy = {"metadata": {"name": "like-it", "namespace": NAMESPACE}, "spec": {"template": template}}
+    with pytest.raises(KubeError, match="only a pod with hostUsers: false"):
+        rows.kube.create({"apiVersion": JOB.api_version, "kind": JOB.name, **copy}, dry_run=True)
+    status = earlier.finish()
+    assert (status.privileges, status.steps_lost) == (platform_config.NODE, 0)
+    earlier.assert_exact(status)
+
+
 def test_a_job_moves_bit_identically_and_owns_nothing_of_the_node(rows: Rows, faults: Faults) -> None:
-    faults.upgrade(pods__privileges=platform_config.USER_NAMESPACE, adoption__enabled=False)
     rows.submit = lambda spec: lifecycle.submit(rows.kube, spec, platform_config.load(rows.kube))
     rows.queue("q", {"ondemand": "200m", "spot": "200m"})
+    earlier = rows.train("earlier", "q", workers=1)
+    earlier.until_steps(5)
+    faults.upgrade(pods__privileges=platform_config.USER_NAMESPACE, adoption__enabled=False)
+    ends_as_it_began(rows, earlier)
     able = list(user_namespaces.flavors(rows.kube, platform_config.load(rows.kube)))
     assert able and {check.status for check in able} == {doctor.OK}, able
     tried = doctor.run_probe(rows.kube, NAMESPACE, TIMEOUT_S)

@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kueue_samples import PLATFORM
+from adoption_cases import jobset
+from kueue_samples import PLATFORM, cluster, spec
 
 from kueue_integration import doctor
-from kueue_integration.doctor import user_namespaces
+from kueue_integration.adoption.jobset import adopted_jobset
+from kueue_integration.doctor import jobs, user_namespaces
 from kueue_integration.kube.fake import FakeKube
+from kueue_integration.manifests import job_manifests
 from kueue_integration.spec.platform_config import USER_NAMESPACE
 
 OWN = replace(PLATFORM, privileges=USER_NAMESPACE)
@@ -66,3 +69,16 @@ def test_a_node_that_cannot_fails_the_check_where_the_platform_gives_such_pods_o
     assert findings(PLATFORM, *objects)["user namespaces on spot"].status == doctor.OK
     resting = node("c", "spot", ready="False", **about)
     assert findings(OWN, flavor("spot"), node("a", "spot"), resting)["user namespaces on spot"].status == doctor.OK
+
+
+def test_jobs_of_before_the_switch_are_named_and_those_that_would_get_no_pods_fail_the_check() -> None:
+    earlier = job_manifests.job(spec(name="earlier"), PLATFORM)
+    now = job_manifests.job(spec(name="now"), OWN)
+    kube = cluster(earlier, now, adopted_jobset(jobset(), PLATFORM))
+    found = {check.name: check for check in jobs.running(kube, "default", 0.0, OWN)}
+    kept = found["privileges of jobs"]
+    assert (kept.status, kept.message.startswith("1 of before")) == (doctor.OK, True) and "earlier" in kept.message
+    (stuck,) = (check for check in found.values() if check.status == doctor.FAIL)
+    assert stuck.name.endswith(".jobset") and "the guard of pods refuses" in stuck.message
+    before = [check.name for check in jobs.running(kube, "default", 0.0, PLATFORM)]
+    assert not {"privileges of jobs", stuck.name} & set(before)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 import pytest
-from api_server import ADMIN, CONTROLLER, OTHER, TENANT, TRAINS, Policies
+from api_server import ADMIN, CONTROLLER, JOB_CONTROLLER, OTHER, TENANT, TRAINS, Policies
 from kueue_samples import PLATFORM
 from pod_variants import BAD, GOOD, Make, other, ours
 
@@ -230,8 +230,14 @@ def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the
             ]
             policies.admin.patch(ADMISSION_POLICY, None, name, {"spec": {"variables": variables}})
 
-    def refused(manifest: Object) -> str:
-        return said(lambda: policies.admin.create(manifest, dry_run=True))
+    def refused(manifest: Object, user: str = ADMIN) -> str:
+        return said(lambda: policies.server.kube(user).create(manifest, dry_run=True))
+
+    def owned(spec: Object, **owner: object) -> Object:
+        made = pod(spec)
+        reference = {"apiVersion": "batch/v1", "kind": "Job", "name": "before", "uid": "u", "controller": True}
+        made["metadata"]["ownerReferences"] = [reference | owner]
+        return made
 
     chart_says(USER_NAMESPACE)
     try:
@@ -241,6 +247,13 @@ def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the
                 made(on_node)
             )
             assert not refused(made(own)) and not refused(made(other(PLATFORM)))
+        # A Job of before the switch goes on to its end: its template was let in, and cannot be changed.
+        assert not refused(owned(on_node), JOB_CONTROLLER)
+        assert "a hostPath must be" in refused(owned(BAD["the node's files"][0](PLATFORM)), JOB_CONTROLLER)
+        strangers = ({"kind": "ReplicaSet"}, {"apiVersion": "mine/v1"}, {"controller": False})
+        for user, changed in ((TENANT, {}), (ADMIN, {}), *((JOB_CONTROLLER, each) for each in strangers)):
+            assert "only a pod with hostUsers: false" in refused(owned(on_node, **changed), user), (user, changed)
+        assert "only a pod with hostUsers: false" in refused(job(on_node), JOB_CONTROLLER)
     finally:
         chart_says(NODE)
     policies.eventually(lambda: not refused(pod(on_node)) and not refused(job(on_node)), "the node's are given again")

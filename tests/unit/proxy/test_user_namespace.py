@@ -118,6 +118,18 @@ memory = mmap.mmap(descriptor, 4096, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
 """
 
 
+REPLACED = r"""
+import mmap, os
+
+with open("mapped", "wb") as file:
+    file.write(bytes(4096))
+descriptor = os.open("mapped", os.O_RDONLY)
+memory = mmap.mmap(descriptor, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, trackfd=False)
+os.close(descriptor)
+os.replace(__file__, "mapped")
+"""
+
+
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
     def make(name: str, plan: object, module: str = "", uids: int | None = FIRST, source: Pod | None = None) -> Pod:
@@ -195,8 +207,12 @@ def test_the_filter_of_system_calls_is_in_force_before_and_after_a_move(run: Mak
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [(OWN_FILTER, "is under 2 filters"), (SEALED, "has mapped /memfd:sealed")],
-    ids=["filter", "memory file"],
+    [
+        (OWN_FILTER, "is under 2 filters"),
+        (SEALED, "has mapped /memfd:sealed"),
+        (REPLACED, "cwd/mapped. Leave the files"),
+    ],
+    ids=["filter", "memory file", "replaced file"],
 )
 def test_what_cannot_be_saved_is_named_and_the_rank_goes_on(run: Make, module: str, said: str) -> None:
     pod = run("pod", fresh([0], 1), module)

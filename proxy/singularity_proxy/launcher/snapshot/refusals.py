@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from ...protocol import user_namespace
 from ..ranks import process_scan, user
 from ..ranks.slot import Slot
-from . import locks, memfds, sockets, unix_sockets
+from . import locks, memfds, nameless_maps, sockets, unix_sockets
 
 SHOWN = 6
 Find = Callable[[Slot, list[int], Collection[str]], list[str]]
@@ -58,6 +58,12 @@ _KINDS: tuple[tuple[Find, str, str], ...] = (
         lambda _, pids, __: process_scan.filtered(pids) if user_namespace.inside() else [],
         "processes have made filters of system calls of their own (seccomp), which no pod in a user namespace can save",
         "Let them run without such a filter",
+    ),
+    (
+        lambda _, pids, __: nameless_maps.unreachable(pids) if user_namespace.inside() else [],
+        "programs, libraries or other mapped files were deleted or replaced on the disk, which no pod in a user "
+        "namespace can save",
+        "Leave the files of a running program as they are, or hold them open",
     ),
     (
         lambda _, pids, __: process_scan.links_left(pids),
