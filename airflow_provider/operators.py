@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
 from kueue_integration.contract.progress_objects import shown
 from kueue_integration.errors import KubeError, SingularityError, SpecError
-from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs import lifecycle, preflight
 from kueue_integration.jobs.status import summarise
 from kueue_integration.jobs.time_travel import Start
 from kueue_integration.kube.client import Kube
@@ -110,6 +110,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         the process engine another command or environment is refused (templated)
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
         the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
+    :param privileges: where the launcher's capabilities count: `userns` (in a user namespace of the pod, where they
+        give nothing on the node), `node`, or `auto`. Default: the platform's, which also says what a job may have
+        (templated)
     :param hold: whether preemptions wait for a checkpoint. False: plain Kueue, and the checkpoint has to fit into the
         grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
@@ -142,7 +145,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "image", "priority_class", "pod_resources", "topology", "node_selector", "tolerations", "resource_claims",
         "env", "files", "workdir", "store", "checkpoint_budget_s", "grace_period_s", "checkpoint_every", "volumes",
         "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk", "engine", "start_from",
-        "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
+        "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "privileges", "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
         **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
@@ -186,6 +189,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         checkpoint_every: str | float | None = None,
         start_from: str | None = None,
         checkpoint_disk: str | None = None,
+        privileges: str | None = None,
         hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
         volume_mounts: Sequence[Mapping[str, Any]] = (),
@@ -233,6 +237,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.checkpoint_every = checkpoint_every
         self.start_from = start_from
         self.checkpoint_disk = checkpoint_disk
+        self.privileges = privileges
         self.hold = hold
         self.volumes = volumes
         self.volume_mounts = volume_mounts
@@ -351,7 +356,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self._make_room(kube, decision, keep)
         claim = decision.claim
         if spec is not None:
-            config = platform_config.load(kube)
+            config = preflight.of_queue(kube, platform_config.load(kube), spec.namespace, spec.queue)
             self.manifest = submission.manifest(spec, config)
             start = None
             if not decision.adopt:

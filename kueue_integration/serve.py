@@ -17,6 +17,7 @@ from aiohttp import web
 from singularity_proxy.protocol.listener import Listener, Protocols
 
 from .controller import config, logs, vitals
+from .controller.flavor_levels import FlavorLevels
 from .controller.key_keeper import KeyKeeper, Terms, server_names
 from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
@@ -122,7 +123,8 @@ async def serve(settings: config.Config) -> None:
         return min(map(states.created, live), default=None)
 
     published = settings.published
-    publisher = published and Publisher(kube, settings.namespace, published, lambda: keeper.leads)
+    levels = FlavorLevels(kube, reconciler.world.nodes, reconciler.world.cluster_queues.all)
+    publisher = published and Publisher(kube, settings.namespace, published, lambda: keeper.leads, levels.known)
     keys = KeyKeeper(
         kube,
         Terms(settings.namespace, server_names(settings.namespace), settings.certificate_days, settings.secret_dir),

@@ -13,6 +13,7 @@ was not adopted.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from singularity_proxy.protocol import names
 from ..contract import job_names
 from ..kube.resources import Object
 from ..manifests.job_manifests import failure_rules
-from ..manifests.pod import LAUNCHER
-from ..spec.platform_config import PlatformConfig
+from ..manifests.pod import LAUNCHER, UNMASKED
+from ..spec import privileges
+from ..spec.platform_config import NODE, PRIVILEGES, USER_NAMESPACE, PlatformConfig
 from . import eligibility, patch
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates"
@@ -45,6 +47,8 @@ def literal(value: Any) -> str:
     return json.dumps(value)
 
 
+_LEVEL = f"params.metadata.?annotations[?'{job_names.ANN_PRIVILEGES}']"
+_WHY = f"params.metadata.?annotations[?'{job_names.ANN_PRIVILEGES_WHY}']"
 _ID = "?securityContext.?{0}.or(variables.pod.?securityContext.?{0}).optMap(i, string(i)).orValue('')"
 
 
@@ -81,6 +85,11 @@ def _variables() -> list[Object]:
         "mounts": "variables.user.?volumeMounts.orValue([])",
         "ranks": _given(job_names.ANN_WORLD_SIZE, "string(object.spec.parallelism)"),
         "store": _given(job_names.ANN_STORE, f"params.metadata.annotations['{job_names.ANN_STORE}']"),
+        "wish": _given(job_names.ANN_PRIVILEGES, "''"),
+        "asked": f"variables.wish in {list(PRIVILEGES)}",
+        # During an upgrade the parts are for a moment those of a release that knew no levels.
+        "level": f"variables.asked ? variables.wish : {_LEVEL}.orValue('{NODE}')",
+        "why": f"variables.asked ? '{privileges.ASKED}' : {_WHY}.orValue('the platform has no level yet')",
         "grace": f"[int(variables.pod.?terminationGracePeriodSeconds.orValue(30)), {least}].max()",
         "perJob": "[" + ", ".join(entry.format(k, v) for k, v in per_job.items()) + "]",
         "theirPath": "variables.env.filter(e, e.name == 'PYTHONPATH' && e.?value.orValue('') != '').map(e, e.value)",
@@ -111,6 +120,7 @@ def _configuration() -> str:
         job_names.ANN_MIN_WORKERS: _given(job_names.MIN_PARALLELISM, "string(object.spec.parallelism)"),
         job_names.COMPLETIONS_EQUAL_PARALLELISM: "'true'",
         job_names.ANN_HOLD: f"'{job_names.HOLD_ARMED}'",
+        job_names.ANN_PRIVILEGES_WHY: "variables.why",
     }
     text = "{" + ", ".join(f'"{k}": string({v})' for k, v in annotations.items()) + "}"
     template = f"Object.spec.template{{metadata: Object.spec.template.metadata{{labels: {labels}}}}}"
@@ -137,6 +147,11 @@ def _json_patch() -> str:
         f"{train}/securityContext": "variables.ours.containers[0].securityContext",
         "/spec/podFailurePolicy": literal({"rules": failure_rules()}),
     }
+    own = {f"{pod}/hostUsers": "false", **{f"{train}/securityContext/{k}": f"'{v}'" for k, v in UNMASKED.items()}}
+    return f"{_added(changes)} + (variables.level == '{USER_NAMESPACE}' ? {_added(own)} : [])"
+
+
+def _added(changes: Mapping[str, str]) -> str:
     return "[" + ", ".join(f'JSONPatch{{op: "add", path: "{p}", value: {v}}}' for p, v in changes.items()) + "]"
 
 
@@ -194,14 +209,19 @@ def policies() -> list[Object]:
 
 
 def pod_template(platform: PlatformConfig, namespace: str) -> Object:
-    """Our parts, as the controller publishes them."""
+    """Our parts, as the controller publishes them, and the level of a Job that wishes none."""
+    level = privileges.chosen(None, platform)
     return {
         "apiVersion": "v1",
         "kind": "PodTemplate",
         "metadata": {
             "name": NAME,
             "namespace": namespace,
-            "annotations": {job_names.ANN_STORE: platform.store},
+            "annotations": {
+                job_names.ANN_STORE: platform.store,
+                job_names.ANN_PRIVILEGES: level.name,
+                job_names.ANN_PRIVILEGES_WHY: level.why,
+            },
         },
         "template": {"spec": patch.parts(platform)},
     }
@@ -213,6 +233,7 @@ _RULE_VALUES = {
     eligibility.MARK_VOLUME_NAMES: _EACH_NAME.format("volumes", "name"),
     eligibility.MARK_STORE: '.Values.store.url | default ""',
     eligibility.MARK_BUDGET: "int .Values.budget.maxSeconds",
+    eligibility.MARK_PRIVILEGES: '.Values.pods.privileges | default "node"',
 }
 
 

@@ -16,8 +16,8 @@ from ..contract import job_names
 from ..guard import ownership
 from ..job.view import Job as View
 from ..kube.resources import annotation, label, pod_spec
-from ..spec import mount_paths, security_context
-from ..spec.platform_config import PlatformConfig
+from ..spec import mount_paths, privileges, security_context
+from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.validation import MAX_NAME, VOLUME_PREFIX
 
 Job = Mapping[str, Any]
@@ -180,6 +180,8 @@ MARK_MOUNT_PATHS = "@MOUNT_PATHS@"
 MARK_VOLUME_NAMES = "@VOLUME_NAMES@"
 MARK_STORE = "@STORE@"
 MARK_BUDGET = "@BUDGET@"
+MARK_PRIVILEGES = "@PRIVILEGES@"
+_WISH = f"object.metadata.?annotations[?'{job_names.ANN_PRIVILEGES}']"
 _STORE = f"object.metadata.?annotations[?'{job_names.ANN_STORE}'].orValue({MARK_STORE})"
 _QUEUE = f"object.metadata.?labels[?'{job_names.KUEUE_QUEUE_LABEL}']"
 
@@ -191,6 +193,17 @@ def _name(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 def _store(job: Job, platform: PlatformConfig) -> Sequence[object]:
     return [] if View.parse(job).store or platform.store else [""]
+
+
+def wish(job: Job) -> str | None:
+    """The level that the Job's owner wishes; None: the platform's."""
+    return annotation(job, job_names.ANN_PRIVILEGES)
+
+
+def _level(job: Job, platform: PlatformConfig) -> Sequence[object]:
+    wished = wish(job)
+    good = wished is None or (wished in privileges.WISHES and (wished, platform.privileges) != (NODE, USER_NAMESPACE))
+    return [] if good else [wished]
 
 
 def _at_least_one(job: Job, _: PlatformConfig) -> Sequence[object]:
@@ -323,6 +336,12 @@ RULES: Sequence[Rule] = (
         "spec.template.spec.volumes", "has a name that is the platform's; rename it", _user_volumes,
         f"!{_POD}.?volumes.orValue([]).exists(v, v.name.startsWith('{VOLUME_PREFIX}')"
         f" || v.name in {MARK_VOLUME_NAMES})",
+    ),
+    Rule(
+        f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", "must be auto, userns or node, and not node where the "
+        "platform lets capabilities count on the node for no job (chart value pods.privileges=userns)",
+        _level, f"{_WISH}.orValue('auto') in {list(privileges.WISHES)}"
+        f" && ({_WISH}.orValue('') != '{NODE}' || {MARK_PRIVILEGES} != '{USER_NAMESPACE}')",
     ),
     _numeric(
         job_names.ANN_WORLD_SIZE, 1, lambda j, _: page.MAX_WORLD,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from singularity_proxy.protocol import names
@@ -12,9 +13,9 @@ from ..contract import job_names
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
 from ..manifests.job_manifests import failure_rules
-from ..manifests.pod import LAUNCHER, pod_spec
-from ..spec import security_context
-from ..spec.platform_config import USER_NAMESPACE, PlatformConfig
+from ..manifests.pod import LAUNCHER, UNMASKED, pod_spec
+from ..spec import privileges, security_context
+from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import eligibility
 
@@ -27,8 +28,10 @@ SHM = "/dev/shm"  # noqa: S108 - a mount path
 def parts(platform: PlatformConfig) -> Object:
     """The pod spec of a managed Job with only our parts: init containers, volumes, `train` without anything of a Job.
 
-    The same for every Job of the platform: the chart publishes it for the policy.
+    The same for every Job of the platform: the chart publishes it for the policy. Of level `node`: `leveled` adds what
+    a user namespace needs.
     """
+    platform = replace(platform, privileges=NODE)
     spec = pod_spec(TrainSpec(name="any", queue="any", command=("any",), image="any"), platform)
     (train,) = spec["containers"]
     for container in (train, spec["initContainers"][1]):
@@ -45,6 +48,14 @@ def parts(platform: PlatformConfig) -> Object:
     }
 
 
+def leveled(pod: Object, level: str) -> None:
+    """Give a pod spec with our parts a user namespace, where its level is that."""
+    if level == USER_NAMESPACE:
+        pod["hostUsers"] = False
+        (train,) = pod["containers"]
+        train["securityContext"] = {**train["securityContext"], **UNMASKED}
+
+
 def managed(job: Mapping[str, Any]) -> bool:
     """Whether the Job has our sidecar."""
     return any(c.get("name") == job_names.CONTAINER_SIDECAR for c in eligibility.pod(job).get("initContainers") or ())
@@ -59,10 +70,10 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
         raise SpecError(
             [("spec.template.spec.initContainers", job_names.CONTAINER_SIDECAR, "is there: adopted already")]
         )
-    if platform.privileges == USER_NAMESPACE:
-        fix = "adopted Jobs have no user namespace yet: let `singularityctl submit` or the operator make the job"
-        raise SpecError([("spec.template.spec.hostUsers", USER_NAMESPACE, fix)])
+    wish = eligibility.wish(job)
     found = eligibility.problems(job, platform)
+    if not found and (text := privileges.problem(wish, platform)):
+        found = [(f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wish, text)]
     if found:
         raise SpecError(found)
     made = _with_parts(job, parts(platform), platform, key or job["metadata"]["name"])
@@ -83,8 +94,10 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     }
     given = {**defaults, **(meta.get("annotations") or {})}
     least = annotation(job, job_names.MIN_PARALLELISM)
+    level = privileges.chosen(eligibility.wish(job), platform)
     meta["annotations"] = {
         **given,
+        job_names.ANN_PRIVILEGES_WHY: level.why,
         job_names.ANN_WORKERS: str(workers),
         job_names.ANN_MIN_WORKERS: str(workers) if least is None else least,
         job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
@@ -123,6 +136,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
             "securityContext": train["securityContext"],
         }
     )
+    leveled(pod, level.name)
     return result
 
 

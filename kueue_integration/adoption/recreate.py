@@ -81,10 +81,18 @@ def manifest(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
 
 def create(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig, dry_run: bool = False) -> Object:
     """Create the adopted form of a manifest. Raises SpecError, PlatformError, ConflictError, KubeError."""
-    made = manifest(job, platform)
+    made = manifest(job, _of_queue(kube, platform, job))
     preflight.followed(platform, made["metadata"]["namespace"])
     cluster_checks(kube, made)
     return _create(kube, made, dry_run)
+
+
+def _of_queue(kube: Kube, platform: PlatformConfig, job: Mapping[str, Any]) -> PlatformConfig:
+    """The platform as far as it is the job's queue's."""
+    if not job or job.get("kind") == TRAINJOB.name:  # whose level is that of its runtime, one for all queues
+        return platform
+    queue = label(job, job_names.KUEUE_QUEUE_LABEL)
+    return preflight.of_queue(kube, platform, str(job["metadata"]["namespace"]), queue) if queue else platform
 
 
 def preview(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
@@ -96,7 +104,7 @@ def preview(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> 
     reason = started(job) or _has_pods(kube, namespace, name)
     if reason:
         raise ConflictError(f"Job {name!r} in namespace {namespace!r} {reason}")
-    return adopted(as_written(job), platform)
+    return adopted(as_written(job), _of_queue(kube, platform, job))
 
 
 def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
@@ -107,6 +115,7 @@ def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) ->
     """
     kept = kube.find(CONFIG_MAP, namespace, backup_name(name))
     job = kube.find(JOB, namespace, name)
+    platform = _of_queue(kube, platform, job or {})
     if job is None and kept is not None:  # an earlier call ended between delete and create
         return _finish(kube, _manifest(kept), platform)
     if job is None:

@@ -19,9 +19,10 @@ from ..job.view import Job
 from ..kube.resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
 from ..manifests.job_manifests import BACKOFF_LIMIT, failure_rules
 from ..manifests.pod import LAUNCHER
-from ..spec.platform_config import PlatformConfig
+from ..spec import privileges
+from ..spec.platform_config import PRIVILEGES, PlatformConfig
 from . import eligibility
-from .patch import PER_JOB, adopted, parts
+from .patch import PER_JOB, adopted, leveled, parts
 
 Problem = tuple[str, object, str]
 RUNTIME = "singularity"
@@ -42,6 +43,7 @@ def runtime(platform: PlatformConfig) -> Object:
     own = {"name": CONTAINER_NODE, "imagePullPolicy": platform.image_pull_policy}
     own["image"] = platform.train_image or NO_IMAGE
     pod["containers"] = [{**train, **own, "command": [*LAUNCHER]}]
+    leveled(pod, privileges.chosen(None, platform).name)
     pod.update(
         terminationGracePeriodSeconds=eligibility.GRACE_LEAST,
         automountServiceAccountToken=False,
@@ -181,6 +183,10 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
                 fix,
             )
         )
+    wish, level = eligibility.wish(trainjob), privileges.chosen(None, platform).name
+    if wish in PRIVILEGES and wish != level:
+        fix = f"the {TRAINING_RUNTIME.name} {RUNTIME!r} gives all {TRAINJOB.name}s the level {level!r}; leave it out"
+        found.append((f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wish, fix))
     if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
         found.append(("spec.managedBy", spec["managedBy"], "is not supported: Trainer's controller has to run it"))
     return found

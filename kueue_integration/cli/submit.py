@@ -74,6 +74,11 @@ _OPTIONS = (
         help="Most disk for checkpoint images in a pod (50Gi), or `unlimited`. Default: the platform's, or by memory.",
     ),
     click.option(
+        "--privileges",
+        metavar="LEVEL",
+        help="Where the launcher's capabilities count: userns (in the pod), node or auto. Default: the platform's.",
+    ),
+    click.option(
         "--infrastructure-retries",
         type=int,
         help="Attempts that may be lost to nodes and killed pods. Default: nodes without limit, six killed pods.",

@@ -147,6 +147,8 @@ def detail(status: JobStatus, wide: bool = False) -> str:
     ]
     if status.privileges:
         lines.append(f"Privileges:  {PRIVILEGES[status.privileges]}")
+        if status.privileges_why:
+            lines.append(f"             {status.privileges_why}")
     if status.cost is not None:
         lines.append(f"Cost:        {cost(status.cost, status.cost_per_step).removeprefix('cost ')}")
     if status.origin is not None:

@@ -98,14 +98,20 @@ def workload(obj: Object) -> Object:
 
 
 def node(obj: Object) -> Object:
-    """Return what is read of a node: whether it takes pods, which, and how many."""
+    """Return what is read of a node: whether it takes pods, which, how many, and with what level."""
     meta, status = obj["metadata"], obj.get("status") or {}
+    handlers = status.get("runtimeHandlers") or ()
     told = [_some(c, ("type", "status")) for c in status.get("conditions") or ()]
     return {
         **_some(obj, ("apiVersion", "kind")),
         "metadata": {**_meta(obj), "labels": meta.get("labels") or {}},
         "spec": _some(obj.get("spec") or {}, ("unschedulable", "taints")),
-        "status": {"allocatable": status.get("allocatable") or {}, "conditions": told},
+        "status": {
+            "allocatable": status.get("allocatable") or {},
+            "conditions": told,
+            "nodeInfo": _some(status.get("nodeInfo") or {}, ("kernelVersion",)),
+            "runtimeHandlers": [_features(each) for each in handlers if not each.get("name")],
+        },
     }
 
 
@@ -116,6 +122,10 @@ def note(obj: Object) -> Object:
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
+def _features(handler: Mapping[str, Any]) -> dict[str, Any]:
+    return {"features": _some(handler.get("features") or {}, ("userNamespaces",))}
+
+
 def _some(found: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {key: found[key] for key in keys if key in found}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..adoption import admission_policy, trainjob
@@ -18,7 +18,7 @@ from ..errors import ChartError
 from ..kube.client import Kube
 from ..kube.resources import ADMISSION_CHECK, CONFIG_MAP, Object, kind_of
 from ..spec import platform_config
-from ..spec.platform_config import PlatformConfig
+from ..spec.platform_config import NODE, PlatformConfig
 from .keys import Keys
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,20 @@ class Settings:
 
 
 class Publisher:
-    """Call `publish` with the keys in use. It writes if this replica acts and something differs."""
+    """Call `publish` with the keys in use. It writes if this replica acts and something differs.
 
-    def __init__(self, kube: Kube, namespace: str, settings: Settings, leads: Callable[[], bool]) -> None:
+    `flavors` says which can give pods a user namespace; it is asked where the chart wants to know."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        settings: Settings,
+        leads: Callable[[], bool],
+        flavors: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+    ) -> None:
         self._kube, self._namespace, self._settings, self._leads = kube, namespace, settings, leads
+        self._flavors = flavors
         self._written: set[str] = set()
 
     def publish(self, found: Keys) -> None:
@@ -49,6 +59,8 @@ class Publisher:
         if not self._leads():
             return
         platform = replace(self._settings.platform, controller_ca=found.bundle)
+        if platform.privileges != NODE:
+            platform = replace(platform, user_namespaces=self._flavors())
         config = self._config_map(platform)
         if self._settings.adoption:
             self._ensure(admission_policy.pod_template(platform, self._namespace), config, config)

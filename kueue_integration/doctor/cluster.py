@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ..errors import NotFound
@@ -20,6 +19,7 @@ from ..kube.resources import (
     Object,
     is_true,
 )
+from ..kube.user_namespaces import info, release
 from .check import FAIL, OK, WARN, Check, listing
 
 KUBERNETES = (1, 33)
@@ -132,16 +132,5 @@ def _name(node: Object) -> str:
     return str(node["metadata"]["name"])
 
 
-def info(node: Object, key: str) -> str:
-    """Return what the kubelet says of the node, "unknown" where it says nothing."""
-    return str(((node.get("status") or {}).get("nodeInfo") or {}).get(key) or "unknown")
-
-
 def _kernel_ok(node: Object) -> bool:
     return release(info(node, "kernelVersion")) >= KERNEL
-
-
-def release(text: str) -> tuple[int, int]:
-    """Leading `major.minor` of a version such as `33+` or `6.18.0-cloud`, (0, 0) when there is none."""
-    found = re.match(r"v?(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -11,7 +11,8 @@ from ..kube.api import Kube
 from ..kube.resources import RESOURCE_FLAVOR, Object
 from ..manifests import criu_probe
 from ..manifests.pod import for_criu, namespaces
-from ..spec.platform_config import PlatformConfig
+from ..spec import privileges
+from ..spec.platform_config import AUTO, PlatformConfig
 from .check import FAIL, OK, WARN, Check
 
 TOGETHER = 4
@@ -26,7 +27,8 @@ def flavors(kube: Kube, namespace: str, config: PlatformConfig, timeout_s: float
 
 
 def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float) -> Object:
-    """The pod for a flavor. Pure."""
+    """The pod for a flavor, with the level that its jobs have. Pure."""
+    config = level(config, flavor)
     made = store_pod.manifest(namespace, config, config.store, ["probe"], timeout_s)
     made["spec"] |= nodes_of(flavor) | namespaces(config)
     # The guard lets nothing into that container: an identity of the cloud goes into the other one.
@@ -41,6 +43,13 @@ def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float
         }
     )
     return made
+
+
+def level(config: PlatformConfig, flavor: Object) -> PlatformConfig:
+    """The platform for jobs that can only be on this flavor. Pure."""
+    if config.privileges != AUTO:
+        return config
+    return privileges.resolved(privileges.narrowed(config, {str((flavor.get("metadata") or {}).get("name"))}), None)
 
 
 def nodes_of(flavor: Object) -> Object:
@@ -60,7 +69,7 @@ def _flavor(kube: Kube, namespace: str, config: PlatformConfig, flavor: Object, 
         fix = f"See whether a node has the labels of ResourceFlavor {name} and room for a pod."
         return [Check(f"probe {name}", WARN, f"not probed: {error}", fix)]
     store, criu = lines[store_pod.CONTAINER], lines[criu_probe.CRIU]
-    return [_store(name, config.store, store), _criu(name, criu, config.privileges)]
+    return [_store(name, config.store, store), _criu(name, criu, level(config, flavor).privileges)]
 
 
 def _store(flavor: str, url: str, lines: list[str]) -> Check:
@@ -71,8 +80,8 @@ def _store(flavor: str, url: str, lines: list[str]) -> Check:
     return Check(f"store on {flavor}", FAIL, str(said["error"]), fix)
 
 
-def _criu(flavor: str, lines: list[str], privileges: str) -> Check:
-    if f"{criu_probe.FEATURE[privileges]} is supported" in lines:
+def _criu(flavor: str, lines: list[str], given: str) -> Check:
+    if f"{criu_probe.FEATURE[given]} is supported" in lines:
         return Check(f"node of {flavor}", OK, "CRIU finds what it needs, with the capabilities of training pods")
     words = " | ".join(line for line in lines if "rror" in line) or " | ".join(lines[-3:]) or "it said nothing"
     fix = "Preempt a small job there first; see the kernel's configuration for what CRIU names."

@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from ..kube.api import Kube
 from ..kube.resources import NODE, RESOURCE_FLAVOR, Object, is_true
-from ..spec.platform_config import USER_NAMESPACE, PlatformConfig
+from ..kube.user_namespaces import unable
+from ..spec import platform_config
+from ..spec.platform_config import AUTO, USER_NAMESPACE, PlatformConfig
 from .check import FAIL, OK, REPAIR, Check, listing
-from .cluster import info, release
-
-KERNEL = (6, 3)
-"""The first whose tmpfs can be mounted with mapped ids: a pod's Secrets, tokens and /dev/shm are such mounts."""
-_NO_RUNTIME = "its container runtime says nothing of user namespaces: containerd 2 with runc 1.2 or crun 1.9 is needed"
 
 
 def flavors(kube: Kube, config: PlatformConfig) -> Iterator[Check]:
@@ -22,27 +19,27 @@ def flavors(kube: Kube, config: PlatformConfig) -> Iterator[Check]:
         labels = ((flavor.get("spec") or {}).get("nodeLabels") or {}).items()
         nodes = [node for node in ready if labels <= (node["metadata"].get("labels") or {}).items()]
         if nodes:
-            yield _flavor(str(flavor["metadata"]["name"]), nodes, config.privileges == USER_NAMESPACE)
+            yield _flavor(str(flavor["metadata"]["name"]), nodes, config.privileges)
 
 
-def lacking(node: Object) -> str:
-    """Say why pods with a user namespace cannot run on the node; "" if nothing speaks against it. Pure."""
-    kernel = info(node, "kernelVersion")
-    if release(kernel) < KERNEL:
-        return f"Linux {kernel} is older than {'.'.join(map(str, KERNEL))}"
-    handlers = (node.get("status") or {}).get("runtimeHandlers") or ()
-    usual = [handler.get("features") or {} for handler in handlers if not handler.get("name")]
-    return "" if any(features.get("userNamespaces") for features in usual) else _NO_RUNTIME
+_ABLE = {
+    platform_config.NODE: "training pods could have one (chart value pods.privileges=auto)",
+    AUTO: "new jobs of its queues have one, where their other flavors can, too",
+    USER_NAMESPACE: "training pods have one",
+}
+_UNABLE = {
+    platform_config.NODE: "training pods have none",
+    AUTO: "jobs of its queues get capabilities on the node, and say why",
+}
 
 
-def _flavor(name: str, nodes: Sequence[Object], given: bool) -> Check:
+def _flavor(name: str, nodes: Sequence[Object], setting: str) -> Check:
     title = f"user namespaces on {name}"
-    unable = [(str(node["metadata"]["name"]), why) for node in nodes if (why := lacking(node))]
-    if not unable:
-        how = "training pods have one" if given else "training pods could have one (chart value pods.privileges=userns)"
-        return Check(title, OK, f"its {len(nodes)} ready nodes can give one; {how}")
-    words = f"{len(unable)} of its {len(nodes)} ready nodes cannot: {listing(f'{node}: {why}' for node, why in unable)}"
-    if not given:
-        return Check(title, OK, f"{words}; training pods have none")
+    cannot = unable(nodes)
+    if not cannot:
+        return Check(title, OK, f"its {len(nodes)} ready nodes can give one; {_ABLE[setting]}")
+    words = f"{len(cannot)} of its {len(nodes)} ready nodes cannot: {listing(f'{node}: {why}' for node, why in cannot)}"
+    if setting in _UNABLE:
+        return Check(title, OK, f"{words}; {_UNABLE[setting]}")
     fix = "No training pod starts there. Keep training off these nodes by nodeLabels of the ResourceFlavor, or:"
     return Check(title, FAIL, words, f"{fix}\n{REPAIR} \\\n  --set pods.privileges=node")

@@ -84,6 +84,8 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_RANKS_PER_WORKER, CREATION, "the ranks of a pod stay; submit another job"),
     Annotation(job_names.ANN_START_FROM, CREATION, "use `singularityctl rewind` or `fork`"),
     Annotation(job_names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
+    Annotation(job_names.ANN_PRIVILEGES, CREATION, "its pods stay as they are; submit another job"),
+    Annotation(job_names.ANN_PRIVILEGES_WHY, CREATION, _STATUS),
     Annotation(job_names.ANN_HOLD, USER, values=(job_names.HOLD_ARMED, job_names.HOLD_RELEASED, job_names.HOLD_OFF)),
     Annotation(job_names.ANN_BUDGET, USER),
     Annotation(job_names.ANN_CHECKPOINT_EVERY, USER),

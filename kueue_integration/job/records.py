@@ -154,6 +154,8 @@ FIELDS: Final = (
         "the checkpoint of another job of the namespace that it is to begin with",
     ),
     Field(job_names.ANN_STORE, _text, "creator", "URL of the store of its checkpoints; absent: the platform's"),
+    Field(job_names.ANN_PRIVILEGES, _text, "creator", "an adopted job's wish: `userns`, `node` or `auto`"),
+    Field(job_names.ANN_PRIVILEGES_WHY, _text, "creator", "why its pods have the level that they have, for people"),
     Field(
         job_names.ANN_CHECKPOINT_EVERY, _save_interval, "user",
         "checkpoints after which it trains on: `300s`, `10m`, `500 steps`, `auto` or `off`",

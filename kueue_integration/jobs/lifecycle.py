@@ -43,7 +43,7 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
 
     Raises SpecError, PlatformError, ConflictError, KubeError.
     """
-    objects = render(spec, platform)
+    objects = render(spec, preflight.of_queue(kube, platform, spec.namespace, spec.queue))
     if existing(kube, spec) is None:
         preflight.followed(platform, spec.namespace)
         preflight.cluster(kube, spec)
@@ -58,7 +58,7 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
 
     Raises SpecError (nothing was created), PlatformError, ConflictError (the name belongs to somebody else), KubeError.
     """
-    *children, job = render(spec, platform)
+    *children, job = render(spec, preflight.of_queue(kube, platform, spec.namespace, spec.queue))
     if start is not None:
         job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
     adopted = existing(kube, spec)

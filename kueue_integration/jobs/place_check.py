@@ -38,7 +38,7 @@ def _topology(kube: Kube, spec: TrainSpec, queue: Object, flavors: Mapping[str, 
     name = str(queue["metadata"]["name"])
     topologies = {
         str(flavors[flavor]["topologyName"])
-        for _, listed in _groups(queue)
+        for _, listed in groups(queue)
         for flavor in listed
         if flavors.get(flavor, {}).get("topologyName")
     }
@@ -66,7 +66,7 @@ def _topology(kube: Kube, spec: TrainSpec, queue: Object, flavors: Mapping[str, 
 
 def _node_selector(spec: TrainSpec, queue: Object, flavors: Mapping[str, Any]) -> Iterator[Problem]:
     """Kueue compares the selector with the flavors' labels, for those keys that any flavor of the group has."""
-    for covered, listed in _groups(queue):
+    for covered, listed in groups(queue):
         labels = [flavors.get(flavor, {}).get("nodeLabels") or {} for flavor in listed]
         keys = {key for each in labels for key in each}
         wanted = {key: value for key, value in spec.node_selector.items() if key in keys}
@@ -78,7 +78,7 @@ def _node_selector(spec: TrainSpec, queue: Object, flavors: Mapping[str, Any]) -
             yield "node_selector", wanted, fix
 
 
-def _groups(queue: Object) -> Iterator[tuple[set[str], list[str]]]:
+def groups(queue: Object) -> Iterator[tuple[set[str], list[str]]]:
     """Covered resources and names of flavors of each resource group."""
     for group in (queue.get("spec") or {}).get("resourceGroups") or ():
         yield set(group.get("coveredResources") or ()), [str(f["name"]) for f in group.get("flavors") or ()]

@@ -24,7 +24,7 @@ from ..kube.resources import (
     admission_checks,
     label,
 )
-from ..spec import engine
+from ..spec import engine, privileges
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import place_check
@@ -51,6 +51,17 @@ def followed(platform: PlatformConfig, namespace: str) -> None:
             f"namespace {namespace!r} is not one of those whose jobs the controller follows (chart value "
             f"controller.namespaces: {', '.join(platform.namespaces)}); use one of these, or have it added"
         )
+
+
+def of_queue(kube: Kube, platform: PlatformConfig, namespace: str, queue: str) -> PlatformConfig:
+    """`platform` with what is known of the flavors of this queue only: of all, where the submitter may not look."""
+    if not platform.user_namespaces:
+        return platform
+    local = _readable(kube, LOCAL_QUEUE, namespace, queue)
+    target = local and _readable(kube, CLUSTER_QUEUE, None, str((local.get("spec") or {}).get("clusterQueue", "")))
+    if not target:
+        return platform
+    return privileges.narrowed(platform, {flavor for _, listed in place_check.groups(target) for flavor in listed})
 
 
 def _local_queue(kube: Kube, spec: TrainSpec) -> Object:

@@ -38,6 +38,9 @@ TIMINGS = {
 }
 _RELOOK_S = 2.0
 
+MOST_WHY = 300
+"""Characters of a sentence that anybody may have written."""
+
 
 @dataclass(frozen=True)
 class JobStatus:
@@ -120,10 +123,17 @@ class JobStatus:
     """Whether the current attempt can be saved."""
     privileges: str = ""
     """Where its launcher's capabilities count: `userns` (in the pod only), `node`; "" if it has none."""
+    privileges_why: str = ""
+    """Why there; "" if nobody has chosen it."""
 
     @property
     def final(self) -> bool:
         return Phase(self.phase).final
+
+
+def _why_level(job: Mapping[str, Any]) -> str:
+    text = Job.parse(job).text(job_names.ANN_PRIVILEGES_WHY) if states.privileges(job) else ""
+    return (text or "")[:MOST_WHY]
 
 
 def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
@@ -177,6 +187,7 @@ def summarise(
         seconds_lost=lost_time.of_job(job).total,
         saveable=saveable.current(job) if last is not None else None,
         privileges=states.privileges(job),
+        privileges_why=_why_level(job),
         attempts=attempts,
         checkpoints=_checkpoints(job, attempts, attempt_records.checkpoints(job), saved),
         rewinds=back,

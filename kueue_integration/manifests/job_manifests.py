@@ -16,7 +16,7 @@ from singularity_proxy.protocol.messages import RESTORES
 
 from ..contract import job_names
 from ..kube.resources import Object
-from ..spec import pod_override, save_interval
+from ..spec import pod_override, privileges, save_interval
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
@@ -51,6 +51,8 @@ def own_labels(spec: TrainSpec) -> dict[str, str]:
 def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """The Job alone, suspended: Kueue starts it."""
     labels = {**own_labels(spec), job_names.KUEUE_QUEUE_LABEL: spec.queue}
+    told = {} if spec.elastic else {job_names.ANN_PRIVILEGES_WHY: privileges.chosen(spec.privileges, platform).why}
+    platform = privileges.resolved(platform, spec.privileges)
     if spec.priority_class is not None:
         labels[job_names.KUEUE_PRIORITY_LABEL] = spec.priority_class
     return {
@@ -60,7 +62,7 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
             "name": spec.name,
             "namespace": spec.namespace,
             "labels": labels,
-            "annotations": _job_annotations(spec, platform),
+            "annotations": {**_job_annotations(spec, platform), **told},
         },
         "spec": {
             "suspend": True,

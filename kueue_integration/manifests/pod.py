@@ -30,6 +30,8 @@ LAUNCHER = (job_names.LAUNCHER,)
 LAUNCHER_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SYS_TIME", "SYS_PTRACE")
 """What CRIU needs to dump and restore, and the launcher to give each rank its own PID and mount namespace."""
 TOKEN_SECONDS = 3600
+UNMASKED = {"procMount": "Unmasked"}
+"""In a user namespace the kernel lets nobody mount a /proc that shows more than the one that is there."""
 NOBODY = 65532
 """uid and gid where the job names none. Images without root use it for the same."""
 
@@ -161,11 +163,9 @@ def namespaces(platform: PlatformConfig) -> Object:
 
 def for_criu(platform: PlatformConfig) -> Object:
     """Security context of the training container, which CRIU works in."""
-    # In a user namespace the kernel lets nobody mount a /proc that shows more than the one that is there.
     named = {"type": "Localhost", "localhostProfile": platform.apparmor}
-    proc = {"procMount": "Unmasked"} if platform.privileges == USER_NAMESPACE else {}
     return {
-        **proc,
+        **(UNMASKED if platform.privileges == USER_NAMESPACE else {}),
         # CRIU and namespaces need root in the container; the launcher starts the program as the job's user (`run_as`).
         "runAsUser": 0,
         "runAsGroup": 0,

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "platform.json"
 PRIVILEGES = (NODE, USER_NAMESPACE)
-"""Where capabilities of the launcher may count."""
+"""Where capabilities of the launcher may count: the level of a pod."""
+AUTO = "auto"
+"""The level that the nodes can give: see `privileges`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class PlatformConfig:
         mounts go to the training container and the sidecar
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
-    :param privileges: where the launcher's capabilities count, one of PRIVILEGES
+    :param privileges: where the launcher's capabilities count, one of PRIVILEGES or AUTO
+    :param user_namespaces: by ResourceFlavor, whether its nodes can give pods a user namespace (`privileges`); empty
+        where nobody has looked
     :param apparmor: profile of the nodes that the launcher runs under; "": none
     :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
     :param tiers_window_s: seconds over which these shares are measured
@@ -55,6 +59,7 @@ class PlatformConfig:
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
     privileges: str = NODE
+    user_namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     apparmor: str = ""
     tiers: Mapping[str, float] = field(default_factory=dict)
     tiers_window_s: int = 3600
@@ -95,8 +100,11 @@ def from_json(text: str) -> PlatformConfig:
     if wrong:
         raise ChartError(f"{CONFIG_KEY}: tiers = {wrong!r}: shares must be numbers from 0 to 1", _FIX)
     level = values.get("privileges", NODE)
-    if level not in PRIVILEGES:
-        raise ChartError(f"{CONFIG_KEY}: privileges = {level!r}: must be one of {', '.join(PRIVILEGES)}", _FIX)
+    if level not in (*PRIVILEGES, AUTO):
+        known = ", ".join((*PRIVILEGES, AUTO))
+        raise ChartError(f"{CONFIG_KEY}: privileges = {level!r}: must be one of {known}", _FIX)
+    if not all(isinstance(told, dict) for told in values.get("user_namespaces", {}).values()):
+        raise ChartError(f"{CONFIG_KEY}: user_namespaces must be objects by flavor", _FIX)
     if values["agent_image"] == "" or values["controller_url"] == "":
         raise ChartError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty", _FIX)
     return PlatformConfig(**values)
@@ -124,7 +132,7 @@ def _is_share(value: object) -> bool:
 
 _TYPES: dict[str, type] = {
     "volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int, "tiers": dict,
-    "tiers_window_s": int, "namespaces": list,
+    "tiers_window_s": int, "namespaces": list, "user_namespaces": dict,
 }  # fmt: skip
 _LOOK = f"See whether it runs and leads: kubectl -n {job_names.SYSTEM_NAMESPACE} get pods,leases"
 _FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

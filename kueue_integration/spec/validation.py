@@ -12,7 +12,7 @@ from singularity_proxy.protocol import exit_codes, names, page, starters
 
 from ..kube import quantities
 from ..kube.resources import KUEUE_GROUP
-from . import engine, mount_paths, save_interval
+from . import engine, mount_paths, privileges, save_interval
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
 
@@ -49,7 +49,7 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
         *_files(spec), *_workdir(spec), *_store(spec, platform), *_times(spec, platform), *_volumes(spec, platform),
-        *_metadata(spec), *_exit_codes(spec), *_disk(spec, platform),
+        *_metadata(spec), *_exit_codes(spec), *_disk(spec, platform), *_privileges(spec, platform),
     ]  # fmt: skip
 
 
@@ -239,6 +239,12 @@ def _disk(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]
         enough = False
     if not enough:
         yield "checkpoint_disk", wish, fix + whose
+
+
+def _privileges(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
+    known = isinstance(spec.engine, str) and spec.engine in (engine.AUTO, *names.ENGINES)
+    if text := privileges.problem(spec.privileges, None if not known or spec.elastic else platform):
+        yield "privileges", spec.privileges, text
 
 
 def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from kueue_integration import doctor
 from kueue_integration.doctor import user_namespaces
 from kueue_integration.errors import KubeError
 from kueue_integration.jobs import lifecycle
-from kueue_integration.kube.resources import JOB, POD
+from kueue_integration.kube.resources import JOB
 from kueue_integration.requests import verbs
 from kueue_integration.spec import platform_config
 from singularity_proxy.protocol import user_namespace
@@ -71,10 +71,12 @@ def test_a_job_moves_bit_identically_and_owns_nothing_of_the_node(rows: Rows, fa
         assert set(refused.values()) <= broken_out.REFUSED, refused
         asked = verbs.migrate(rows.kube, NAMESPACE, "moves", flavor=flavor)
         assert verbs.wait(rows.kube, asked, TIMEOUT_S).state == "done"
-    pods = list(rows.kube.list(POD, NAMESPACE))
+    pods = moves.pods()
     assert pods and {json.dumps(pod["spec"].get("hostUsers")) for pod in pods} == {"false"}
     status = moves.finish()
     assert status.privileges == platform_config.USER_NAMESPACE
     assert [a.flavor for a in status.attempts] == ["ondemand", "spot", "ondemand"]
     assert status.steps_lost == 0
+    known = platform_config.load(rows.kube).user_namespaces
+    assert {name: told["can"] for name, told in known.items()} == {"ondemand": "all", "spot": "all"}, known
     moves.assert_exact(status)

@@ -178,6 +178,7 @@ BAD: list[tuple[str, str, Any]] = [
      "metadata.annotations.singularity~dev/checkpoint-budget-seconds", "0"),
     ("metadata.annotations[singularity.dev/checkpoint-budget-seconds]",
      "metadata.annotations.singularity~dev/checkpoint-budget-seconds", "99999"),
+    ("metadata.annotations[singularity.dev/privileges]", "metadata.annotations.singularity~dev/privileges", "root"),
 ]  # fmt: skip
 """(field that must be named, path of the change, value)."""
 
@@ -189,6 +190,9 @@ GOOD: list[Job] = [
     changed("metadata.annotations.singularity~dev/world-size", "4"),
     changed("metadata.annotations.singularity~dev/store", "gs://bucket/mine"),
     changed("metadata.annotations.singularity~dev/checkpoint-budget-seconds", "30"),
+    changed("metadata.annotations.singularity~dev/privileges", "userns"),
+    changed("metadata.annotations.singularity~dev/privileges", "node"),
+    changed("metadata.annotations.singularity~dev/privileges", "auto"),
     changed(f"{_C}.securityContext", {}),
     changed(f"{_C}.securityContext", {"runAsUser": 1000, "runAsNonRoot": True}),
     changed(f"{_POD}.securityContext", {"runAsUser": 0, "fsGroup": 5}),

@@ -114,9 +114,6 @@ tolerations: {{- toYaml . | nindent 2 }}
 
 {{/* JSON: what the controller publishes for those who submit jobs, but for the authorities, which it alone knows. */}}
 {{- define "singularity.platform" -}}
-{{- if and (eq (.Values.pods.privileges | default "node") "userns") (or .Values.adoption.enabled .Values.trainjob.enabled) }}
-{{- fail "pods.privileges=userns: adopted Jobs and TrainJobs have no user namespace yet. Set adoption.enabled=false and trainjob.enabled=false, or pods.privileges=node" }}
-{{- end }}
 {{- dict
   "agent_image" .Values.images.agent
   "controller_url" (printf "https://singularity-controller.%s.svc:443" .Release.Namespace)

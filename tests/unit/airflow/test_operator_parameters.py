@@ -133,6 +133,7 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "annotations": ('{"note": "{{ low }}"}', "low"),
     "checkpoint_disk": ("{{ two }}0Gi", "20Gi"),
     "engine": ("{{ auto }}", "auto"),
+    "privileges": ("{{ auto }}", "auto"),
     "hold": ("{{ no }}", False),
     "pod_override": ({"spec": {"schedulerName": "{{ low }}"}}, {"spec": {"schedulerName": "low"}}),
     "infrastructure_retries": ("{{ two }}", 2),

@@ -45,7 +45,7 @@ def test_nodes_that_can() -> None:
     assert (own.name, own.status) == ("user namespaces on spot", doctor.OK)
     assert own.message == "its 2 ready nodes can give one; training pods have one"
     (plain,) = findings(PLATFORM, *objects).values()
-    assert (plain.status, "pods.privileges=userns" in plain.message) == (doctor.OK, True)
+    assert (plain.status, "pods.privileges=auto" in plain.message) == (doctor.OK, True)
 
 
 @pytest.mark.parametrize(
