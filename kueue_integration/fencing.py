@@ -1,7 +1,7 @@
 """The fence of a ClusterQueue: our AdmissionCheck added to its checks, or taken away, and all else of it left alone.
 
-The list of checks is atomic in Kueue's schema: a merge patch or a server-side apply of ours would take the checks of
-others away. So the list is read, changed and written back on condition that nobody has changed the queue meanwhile.
+A merge patch writes the whole list of checks, those of others, too. So the list is read, changed and written back on
+condition that nobody has changed the queue meanwhile. Who applies a list without our check leaves ours in it.
 
 `python -m kueue_integration.fencing` exits 1 while a queue is fenced: the chart asks before it is uninstalled.
 """

@@ -44,6 +44,8 @@ _COMMANDS = {
     "cells": ("cells:cells", "Affinity cells: objects for Kueue, and whether their promise was kept."),
     "fence": ("fence:fence", "Let training jobs into ClusterQueues: add our admission check, keep the others."),
     "unfence": ("fence:unfence", "Take our admission check off ClusterQueues, before an uninstall."),
+    "backup": ("backup:backup", "Print all unfinished jobs with their history, to restore them one day."),
+    "restore": ("backup:restore", "Create the jobs of a backup, which go on from their last checkpoints."),
     "version": ("version:version", "Show the versions of this program, the controller, Kueue and Kubernetes."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),

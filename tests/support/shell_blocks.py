@@ -35,7 +35,7 @@ def words_after(program: str, page: str) -> Iterator[list[str]]:
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words.pop(0)
             if words and words[0] == program:
-                yield words[1:]
+                yield words[1 : words.index(">") if ">" in words else None]
 
 
 def calls(program: str) -> list[tuple[str, list[str]]]:

@@ -22,7 +22,7 @@ from airflow_provider import VERSION
 
 CRDS = os.environ.get("SINGULARITY_KUEUE_CRDS", "")
 NO_CRDS = "no definitions of Kueue: SINGULARITY_KUEUE_CRDS is printed by `python -m localcluster.prepare --env`"
-ONLY_IN_A_CLUSTER = ("--reuse-values", "--create-namespace")
+ONLY_IN_A_CLUSTER = ("--reuse-values", "--create-namespace", "--install", "--values=backup/values.json")
 RENDERED = ("install", "upgrade")
 needs_helm = pytest.mark.skipif(HELM is None, reason=NO_HELM)
 
@@ -37,13 +37,18 @@ def helm_calls(*verbs: str) -> list[tuple[str, list[str]]]:
 
 def as_template(words: list[str]) -> list[str]:
     """`helm install NAME CHART ...` as a command that needs no cluster."""
-    rest = [str(ROOT / word) if word.startswith("charts/") else word for word in words[1:]]
-    return ["template", *(word for word in rest if word not in ONLY_IN_A_CLUSTER), "--kube-version", "1.36.0"]
+    return ["template", *anywhere(words)[1:], "--kube-version", "1.36.0"]
+
+
+def anywhere(words: list[str]) -> list[str]:
+    """Without what needs a cluster, or values that were saved from one."""
+    rest = [str(ROOT / word) if word.startswith("charts/") else word for word in words]
+    return [word for word in rest if word not in ONLY_IN_A_CLUSTER]
 
 
 def as_lint(words: list[str]) -> list[str]:
     sets = [word for flag, value in pairwise(words) if flag == "--set" for word in (flag, value)]
-    return ["lint", "--strict", str(ROOT / words[2]), "--kube-version", "1.36.0", *sets]
+    return ["lint", "--strict", anywhere(words)[2], "--kube-version", "1.36.0", *sets]
 
 
 @needs_helm
