@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGES = ("fsspec", "numpy", "backports.zstd; python_version < '3.14'", "nvidia-ml-py")
+PACKAGES = ("blake3", "fsspec", "numpy", "backports.zstd; python_version < '3.14'", "nvidia-ml-py")
 """What the store and `nvml` import beside the standard library. torch brings most of it."""
 LIMIT = 60_000_000
 """Bytes of the archive."""

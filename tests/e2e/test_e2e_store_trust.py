@@ -103,4 +103,4 @@ def test_one_flipped_byte_costs_the_steps_since_the_checkpoint_before(rows: Rows
     assert packs, "every checkpoint has something of its own"
     data = packs[0].read_bytes()
     packs[0].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    goes_on_from(job, rows, newer, older, packs[0].name, "does not match its digest")
+    goes_on_from(job, rows, newer, older, packs[0].name)

@@ -21,7 +21,10 @@ from typing import Any
 from .decode import UnixTime, Unreadable, json_value, typed
 from .messages import CHECKPOINT_ID, MessageError
 
-FORMAT = 4
+FORMAT = 5
+READABLE = (4, FORMAT)
+"""A release restores what the release before it wrote. Format 4 names packs of version 2, format 5 those of version 3
+(`singularity_proxy.store.pack`)."""
 MAX_BYTES = 256 << 20
 """About 20 bytes per MiB of image."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -102,10 +105,10 @@ def loads(text: str | bytes) -> Manifest:
     data = json_value(text, MAX_BYTES)
     if isinstance(data, Unreadable):
         raise MessageError(f"Manifest: {data.why}")
-    if isinstance(data, dict) and data.get("format") != FORMAT:  # first: other versions have other fields
+    if isinstance(data, dict) and data.get("format") not in READABLE:  # first: other versions have other fields
         raise MessageError(
-            f"Manifest.format: {ascii(data.get('format'))[:40]} is not supported, this build reads format {FORMAT}: "
-            "use the version that wrote the checkpoint"
+            f"Manifest.format: {ascii(data.get('format'))[:40]} is not supported, this build reads formats "
+            f"{READABLE[0]} to {FORMAT}: use the version that wrote the checkpoint"
         )
     if isinstance(data, dict) and data.pop("sha256", "") != _digest(data):
         raise MessageError("Manifest.sha256: does not match: bytes of this manifest have changed since it was written")

@@ -22,7 +22,7 @@ from ..protocol import exit_codes, gpus, image_room, names, page, placement
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Occupied, Reading, SaveCause, Through, Weight
 from ..protocol.ratchet import RankView
-from ..store import PagesSocket, Store, memory
+from ..store import PagesSocket, Store, Trust, memory
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
@@ -59,6 +59,7 @@ class Pod:
     :param first_step: number of the first step this attempt runs
     :param phases: of this pod's start, which has begun
     :param restore_failed: called with why the launcher has not restored the ranks, and whether that passes
+    :param trust: which packs its uploads rely on; None: all of the job's folder
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Pod:
         first_step: int,
         phases: PodPhases | None = None,
         restore_failed: Callable[[str, bool], None] = lambda why, passes: None,
+        trust: Trust | None = None,
     ) -> None:
+        self._trust = trust
         self._restore_failed = restore_failed
         self._config = config
         self._phases = phases or PodPhases()
@@ -335,6 +338,7 @@ class Pod:
                 growing=lambda: not whole.is_set(),
                 below=self._config.image_dir,
                 pages=pages,
+                trust=self._trust,
             )
         except asyncio.CancelledError:
             cancel.set()  # the thread would follow a dump that nobody ends, and keep this process from ending

@@ -34,6 +34,11 @@ def maker(config: Config, origin: Origin | None, checkpoint: str) -> str:
     return origin.job if origin is not None and origin.checkpoint == checkpoint else config.job
 
 
+def own(config: Config, reply: HelloReply) -> list[tuple[str, str]]:
+    """Id and digest of the committed checkpoints that lie in the job's own folder, newest first."""
+    return [(ref.id, ref.sha256) for ref in reply.committed if maker(config, reply.origin, ref.id) == config.job]
+
+
 def parts_of(config: Config, ref: CheckpointRef, origin: Origin | None) -> Parts:
     """State engine: the checkpoint, to be fetched in parts. Raises ProxyError. Not for the event loop."""
     _check_url(config, ref)

@@ -24,6 +24,7 @@ from ..protocol.messages import (
     to_json,
 )
 from ..store import Store
+from ..store.trust import of_attempt
 from . import restore, trial
 from .barrier_page import BarrierPage
 from .config import Config
@@ -95,7 +96,8 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             return
         first_step = reply.checkpoint.step if reply.checkpoint else 0
         failures = _Failures(config, controller, reply.checkpoint)
-        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell)
+        trust = of_attempt(reply.peer_key, restore.own(config, reply))
+        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell, trust)
         deliver.append(pod)
         for event in early:
             pod.on_event(event)

@@ -10,5 +10,6 @@ from .part_runs import Range
 from .parts import Parts
 from .store import PutResult, Store
 from .stream import Socket as PagesSocket
+from .trust import Trust
 
-__all__ = ["Collected", "Listing", "PagesSocket", "Parts", "PutResult", "Range", "Store"]
+__all__ = ["Collected", "Listing", "PagesSocket", "Parts", "PutResult", "Range", "Store", "Trust"]

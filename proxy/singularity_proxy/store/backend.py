@@ -27,6 +27,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import StoreAwayError, StoreError
+from . import past_cache
 
 # Read where gcsfs is imported, with the first gs:// URL. Its support for zonal buckets asks Google's control API over
 # gRPC before every operation. Without that permission, which few roles have, or with a server that is not Google's,
@@ -271,11 +272,7 @@ def _write_local(path: Path, data: bytes | memoryview, check: Callable[[], None]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
     try:
-        with temporary.open("wb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
+        past_cache.write(temporary, data)
         check()
         if new and _linked(temporary, path):
             temporary.unlink()

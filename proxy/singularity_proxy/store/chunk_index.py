@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ..protocol.manifest import Stored, content_of, is_object
-from . import pack
+from . import chunking, pack
 from .backend import Backend
+from .key_index import KeyIndex
 
 SLOT_BITS: Final = 16
 REFRESH_SHARE: Final = 0.1
@@ -18,16 +19,30 @@ REFRESH_SHARE: Final = 0.1
 log = logging.getLogger(__name__)
 
 
+Believed = Callable[[str, bytes], bool]
+"""Whether an upload may rely on the pack with this name and with these bytes at its beginning."""
+
+
 class Known:
-    """Index of all packs of a job. About 130 bytes of memory per chunk (6 KiB of content on average).
+    """Index of the packs of a job. 33 bytes of memory per chunk (90 KiB of dense content on average, 6 KiB of other
+    content).
 
     :param doomed: what a collection may be deleting (`packs/<name>`): taken as if it were gone
+    :param believed: packs of which it says no are not used
 
-    `places[key]` is pack number << SLOT_BITS | slot; `packs[number]` is None until that pack is written.
+    A place is pack number << SLOT_BITS | slot; `packs[number]` is None until that pack is written.
     """
 
-    def __init__(self, backend: Backend, folder: str, pool: ThreadPoolExecutor, doomed: frozenset[str]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        folder: str,
+        pool: ThreadPoolExecutor,
+        doomed: frozenset[str],
+        believed: Believed,
+    ) -> None:
         self._backend = backend
+        self._believed = believed
         self._folder = folder
         self._pool = pool
         # A pack that a restore could not use may have an intact head. Nothing else here would notice the damage.
@@ -36,7 +51,7 @@ class Known:
         self.packs: list[Stored | None] = []
         self.chunk_counts: list[int] = []
         """Number of chunks of each pack."""
-        self.places: dict[bytes, int] = {}
+        self.places = KeyIndex()
         self._looked = 0.0
         self._cost = 0.0
         self.refresh()
@@ -49,11 +64,21 @@ class Known:
             for path, (size, _) in sorted(self._backend.find(f"{self._folder}/packs").items())
             if size and is_object(path.rsplit("/", 1)[1]) and path.rsplit("/", 1)[1] not in self._seen
         ]
+        foreign: list[str] = []
         for (name, size), head in zip(new, self._pool.map(self._head, new), strict=True):
             self._seen.add(name)
-            if head is not None:
+            if isinstance(head, pack.Head):
                 number = self.add(head.keys)
                 self.packs[number] = Stored(name, size)
+            elif head is False:
+                foreign.append(name)
+        if foreign:
+            log.warning(
+                "store %s: %d packs are not used again: none of the newest committed checkpoints names them, and this "
+                "attempt did not write them. Older checkpoints need some, and an upload that was broken off leaves "
+                "some; else somebody else wrote them. The first is %s",
+                self._backend.url, len(foreign), foreign[0],
+            )  # fmt: skip
         self._looked = time.monotonic()
         self._cost = self._looked - began
 
@@ -67,8 +92,7 @@ class Known:
         number = len(self.packs)
         self.packs.append(None)
         self.chunk_counts.append(len(keys))
-        base = number << SLOT_BITS
-        deque(map(self.places.setdefault, keys, range(base, base + len(keys))), maxlen=0)
+        self.places.add(keys, number << SLOT_BITS)
         return number
 
     def written(self, number: int, stored: Stored) -> None:
@@ -79,17 +103,20 @@ class Known:
     def forget(self, numbers: set[int]) -> None:
         """Do not rely on these packs any more."""
         if numbers:
-            self.places = {key: place for key, place in self.places.items() if place >> SLOT_BITS not in numbers}
+            self.places.forget(numbers, SLOT_BITS)
 
-    def _head(self, item: tuple[str, int]) -> pack.Head | None:
-        """None: not usable, and so not used."""
+    def _head(self, item: tuple[str, int]) -> pack.Head | bool:
+        """True: not usable. False: not to be believed."""
         name, size = item
         data = self._backend.read(f"{self._folder}/packs/{name}", pack.HEAD_SIZE)
         if data is None:
-            return None
+            return True
         try:
             head = pack.read_head(content_of(name), data)
         except pack.PackError as error:
             log.warning("store %s: pack %s %s; it is not used again", self._backend.url, name, error)
-            return None
-        return head if head.size == size else None
+            return True
+        # The keys of older versions are other digests: nothing is found by them.
+        if head.size != size or head.digest != chunking.DIGEST:
+            return True
+        return head if self._believed(name, data) else False

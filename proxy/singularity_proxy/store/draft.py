@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from . import memory, pack
-from .chunking import LARGEST
+from .chunking import DIGEST, DIGESTS, LARGEST
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -25,7 +25,9 @@ LEVEL: Final = 1
 WORTH: Final = 0.85
 """A block is stored compressed if that makes it smaller than this part of itself; a sample decides whether to try.
 Weights shrink to 0.92, for 0.8 s of processor time per GB: that is not worth it."""
-SAMPLE: Final = 32 << 10
+SAMPLE: Final = 4 << 10
+SAMPLES: Final = 4
+"""Pieces of a block that are tried together, and the bytes of each."""
 _BEGIN: Final = pack.HEAD_SIZE
 """Where the content begins: the head is put right before it."""
 
@@ -34,9 +36,12 @@ class Draft:
     """Room for one pack. One thread at a time.
 
     `full` says when it has to be built: no more than one chunk (`LARGEST`) goes over the edge.
+
+    :param seal_key: b"" for packs without a seal
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seal_key: bytes = b"") -> None:
+        self._seal_key = seal_key
         self._room = memory.room(_BEGIN + pack.CONTENT_SIZE + LARGEST)
         self._compressor = zstd.ZstdCompressor(LEVEL)
         self._lengths = array("I")
@@ -69,21 +74,23 @@ class Draft:
             end = write + len(stored)
             if write != read or codec != pack.RAW:
                 self._room[write:end] = stored
-            blocks.append((len(stored), length, codec, hashlib.sha256(self._room[write:end]).digest()))
+            digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](self._room[write:end])
+            blocks.append((len(stored), length, codec, digest))
             read, write = read + length, end
-        head = pack.encode_head(self.keys, self._lengths, blocks)
+        head = pack.encode_head(self.keys, self._lengths, blocks, self._seal_key)
         begin = _BEGIN - len(head)
         self._room[begin:_BEGIN] = head
         return hashlib.sha256(head).hexdigest(), self._room[begin:write]
 
     def _compress(self, content: memoryview) -> tuple[int, bytes | memoryview]:
-        sample = content[len(content) // 2 :][:SAMPLE]
+        step = len(content) // SAMPLES
+        sample = b"".join(content[at : at + SAMPLE] for at in range(step // 2, len(content), max(1, step)))
         if len(self._zstd(sample)) < WORTH * len(sample):
             packed = self._zstd(content)
             if len(packed) < WORTH * len(content):
                 return pack.ZSTD, packed
         return pack.RAW, content
 
-    def _zstd(self, data: memoryview) -> bytes:
+    def _zstd(self, data: bytes | memoryview) -> bytes:
         """One frame. The compressor's tables are large: to make them for each block would cost as much as a sample."""
         return self._compressor.compress(data, self._compressor.FLUSH_FRAME)

@@ -98,18 +98,20 @@ class Ahead:
         data = data[: ends[-1]]
         chunks = segments.keyed(data, ends)
         wanted, file.group = self._upload.missing(chunks.keys, file.group)
+        done: set[bytes] = set()
         for index, first in wanted:
-            begin = ends[index - 1] if index else 0
+            key, begin = chunks.keys[index], ends[index - 1] if index else 0
             # Content that another pod should store first is left to `put`: it may be in the store by then.
-            if first:
-                self._take(chunks.keys[index], data[begin : ends[index]])
+            if first and key not in done:
+                self._take(key, data[begin : ends[index]])
+                done.add(key)
         file.at += len(data)
         file.seen.append(segments.Segment(len(data), self._fingerprint.of(data), chunks))
         return True
 
     def _take(self, key: bytes, chunk: memoryview) -> None:
         """Put it into the pack that is being filled."""
-        if key in self._taken or self._upload.has(key):
+        if key in self._taken:
             return
         self._draft = self._draft or self._upload.draft()
         self._draft.add([key], [len(chunk)])[:] = chunk

@@ -1,20 +1,25 @@
 """The pack: some thousand chunks in one object, known by the sha256 of its head. Pure functions, no I/O.
 
-    head   magic, number of chunks, number of blocks
-           per block: bytes stored, bytes of content, codec, sha256 of the stored bytes
-           per chunk: key (16 bytes), length
+    head   magic, number of chunks, number of blocks, name of the digest of its content, seal
+           per block: bytes stored, bytes of content, codec, digest of the stored bytes if they are compressed
+           per chunk: key (16 bytes of the digest of its content), length
     data   the blocks; a chunk lies in one block
 
-The digest verifies the head, and the head verifies every block. So a part of a pack can be read and verified alone, and
-nothing unverified reaches the decompressor.
+The name verifies the head, and the head verifies every block: a compressed one by its digest, so nothing unverified
+reaches the decompressor, and each by the keys of its chunks. So a part of a pack can be read and verified alone.
 
-Uploads find chunks by their keys, in any pack of the job. Whoever may write to the store can make a pack whose head and
-blocks fit each other. So the content of each chunk is compared with its key as well.
+Uploads find chunks by their keys. Whoever may write to the store can make a pack whose head and blocks fit each other.
+So the content of each chunk is compared with its key where it is used. The seal is a MAC of the head by a key that only
+the pods of one attempt have (`trust`).
+
+Packs of version 2 are read, too. They have neither name of a digest nor seal: theirs is sha256, also of blocks that are
+not compressed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 import sys
 from array import array
@@ -24,7 +29,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from .chunking import KEY_SIZE, LARGEST
+from .chunking import DIGEST, DIGESTS, KEY_SIZE, LARGEST
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -36,8 +41,11 @@ CONTENT_SIZE: Final = 8 << 20
 MOST_CHUNKS: Final = 8192
 BLOCK_SIZE: Final = 256 << 10
 """Bytes of content after which a block is closed."""
-_MAGIC: Final = b"SGPACK\x00\x02"
-_START: Final = struct.Struct("<8sII")
+_MAGIC: Final = b"SGPACK\x00\x03"
+_START: Final = struct.Struct("<8sII16s32s")
+_SEAL: Final = slice(_START.size - 32, _START.size)
+_MAGIC_2: Final = b"SGPACK\x00\x02"
+_START_2: Final = struct.Struct("<8sII")
 _BLOCK: Final = struct.Struct("<IIB32s")
 _LENGTH: Final = 4
 _MOST_BLOCKS: Final = (CONTENT_SIZE + LARGEST) // BLOCK_SIZE + 2
@@ -59,7 +67,7 @@ class Block:
     """In the content."""
     length: int
     codec: int
-    sha256: bytes
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,10 @@ class Head:
     blocks: list[Block]
     size: int
     """Bytes of the whole pack."""
+    digest: str
+    """Name of the digest of its content, one of `DIGESTS`."""
+    old: bool = False
+    """Of version 2."""
 
     def span(self, first: int, count: int) -> tuple[int, int]:
         """Where `count` chunks from number `first` lie in the content. Raises PackError."""
@@ -91,48 +103,78 @@ def block_lengths(lengths: Iterable[int]) -> list[int]:
     return [*found, size] if size else found
 
 
-def encode_head(keys: Sequence[bytes], lengths: array[int], blocks: Sequence[tuple[int, int, int, bytes]]) -> bytes:
-    """The head of a pack; a block is (bytes stored, bytes of content, codec, sha256)."""
+def encode_head(
+    keys: Sequence[bytes], lengths: array[int], blocks: Sequence[tuple[int, int, int, bytes]], seal_key: bytes = b""
+) -> bytes:
+    """The head of a pack.
+
+    :param blocks: bytes stored, bytes of content, codec, digest (of `RAW` nothing)
+    :param seal_key: b"" for a pack without a seal
+    """
     if sys.byteorder == "big":
         lengths = array("I", lengths)
         lengths.byteswap()
-    start = _START.pack(_MAGIC, len(keys), len(blocks))
-    return b"".join((start, *(_BLOCK.pack(*block) for block in blocks), *keys, lengths.tobytes()))
+    start = _START.pack(_MAGIC, len(keys), len(blocks), DIGEST.encode(), b"")
+    head = bytearray().join((start, *(_BLOCK.pack(*block) for block in blocks), *keys, lengths.tobytes()))
+    if seal_key:
+        head[_SEAL] = _seal(seal_key, head)
+    return bytes(head)
+
+
+def is_sealed(head: bytes, seal_key: bytes) -> bool:
+    """Whether this head, which may be followed by anything, has the seal by this key. It need not be a valid head."""
+    if head[: len(_MAGIC)] != _MAGIC or len(head) < _START.size:
+        return False
+    found = bytearray(head[: head_size(head)])
+    seal = bytes(found[_SEAL])
+    found[_SEAL] = bytes(len(seal))
+    return hmac.compare_digest(seal, _seal(seal_key, found))
+
+
+def _seal(key: bytes, head: bytearray) -> bytes:
+    """Of a head in whose place there are zeros."""
+    return hmac.digest(key, b"pack" + head, hashlib.sha256)
 
 
 def read_head(digest: str, data: bytes) -> Head:
     """Parse and verify the head with this sha256 (hex); `data` holds at least the head. Raises PackError."""
-    if len(data) < _START.size:
+    old = data[: len(_MAGIC_2)] == _MAGIC_2
+    start = _START_2 if old else _START
+    if len(data) < start.size:
         raise PackError(f"has only {len(data)} bytes")
-    magic, count, blocks = _START.unpack_from(data)
-    end = _START.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH)
-    if magic != _MAGIC or count > MOST_CHUNKS or blocks > _MOST_BLOCKS or len(data) < end:
+    magic, count, blocks, *more = start.unpack_from(data)
+    end = start.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH)
+    if magic not in (_MAGIC, _MAGIC_2) or count > MOST_CHUNKS or blocks > _MOST_BLOCKS or len(data) < end:
         raise PackError("does not begin like a pack of this version")
     if hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
         raise PackError("does not match its digest")
-    keys_at = _START.size + blocks * _BLOCK.size
+    named = "sha256" if old else more[0].rstrip(b"\0").decode(errors="replace")
+    if named not in DIGESTS:
+        raise PackError(f"names its content by {named!r}, which this build does not know: use the one that wrote it")
+    keys_at = start.size + blocks * _BLOCK.size
     lengths_at = keys_at + count * KEY_SIZE
     keys = [data[i : i + KEY_SIZE] for i in range(keys_at, lengths_at, KEY_SIZE)]
     lengths = struct.unpack_from(f"<{count}I", data, lengths_at)
     table, offset, begin = [], end, 0
-    for stored, length, codec, sha256 in _BLOCK.iter_unpack(memoryview(data)[_START.size : keys_at]):
-        table.append(Block(offset, stored, begin, length, codec, sha256))
+    for stored, length, codec, digest_of in _BLOCK.iter_unpack(memoryview(data)[start.size : keys_at]):
+        table.append(Block(offset, stored, begin, length, codec, digest_of))
         offset, begin = offset + stored, begin + length
     starts = list(accumulate(lengths, initial=0))
     edges = {block.begin for block in table}
     if starts[-1] != begin or begin > CONTENT_SIZE + LARGEST or not edges.issubset(starts):
         raise PackError("has a head that contradicts itself")
-    return Head(keys, starts, table, offset)
+    return Head(keys, starts, table, offset, named, old)
 
 
 def head_size(data: bytes) -> int:
     """Bytes of the head that begins with `data`, which may be cut; not verified."""
     if len(data) < _START.size:
         return HEAD_SIZE
+    start = _START_2 if data[: len(_MAGIC_2)] == _MAGIC_2 else _START
     count: int
     blocks: int
-    _, count, blocks = _START.unpack_from(data)
-    return min(_START.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH), HEAD_SIZE)
+    _, count, blocks, *_ = start.unpack_from(data)
+    return min(start.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH), HEAD_SIZE)
 
 
 def block_at(head: Head, at: int) -> int:
@@ -145,37 +187,38 @@ def read_block(head: Head, number: int, data: bytes, base: int = 0) -> bytes:
     block = head.blocks[number]
     stored = data[block.offset - base : block.offset - base + block.stored]
     if block.codec == RAW:
-        content = stored  # the keys of its chunks verify each byte of it, too: one look is enough
+        content = stored  # the keys of its chunks verify each byte of it: one look is enough
     else:
-        _check_digest(block, stored)
+        _check_digest(head, block, stored)
         try:
             content = zstd.ZstdDecompressor().decompress(stored, max_length=block.length + 1)
         except zstd.ZstdError as error:
             raise PackError(f"cannot be decompressed: {error}") from None
     wrong = _wrong_chunk(head, block, content)
     if wrong is not None:
-        _check_digest(block, stored)  # altered on the way, and not made like this
+        if head.old:
+            _check_digest(head, block, stored)  # altered on the way, and not made like this
         raise PackError(f"has chunk {wrong} of other content than its key {head.keys[wrong].hex()} says")
     if len(content) != block.length:
         raise PackError("has a block of another length than its head says")
     return content
 
 
-def _check_digest(block: Block, stored: bytes) -> None:
+def _check_digest(head: Head, block: Block, stored: bytes) -> None:
     """Raises PackError."""
-    if hashlib.sha256(stored).digest() != block.sha256:
+    if DIGESTS[head.digest](stored) != block.digest:
         raise PackError(f"does not match its digest (bytes {block.offset} to {block.offset + block.stored})")
 
 
 def _wrong_chunk(head: Head, block: Block, content: bytes) -> int | None:
     """Number of the first chunk of the block that is not what its key says."""
-    view, sha256 = memoryview(content), hashlib.sha256
+    view, digest = memoryview(content), DIGESTS[head.digest]
     first = bisect_left(head.starts, block.begin)
     last = bisect_left(head.starts, block.begin + block.length, first)
     at = 0
     for chunk in range(first, last):
         end = head.starts[chunk + 1] - block.begin
-        if sha256(view[at:end]).digest()[:KEY_SIZE] != head.keys[chunk]:
+        if digest(view[at:end])[:KEY_SIZE] != head.keys[chunk]:
             return chunk
         at = end
     return None

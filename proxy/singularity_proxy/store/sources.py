@@ -19,7 +19,7 @@ from .draft import Draft
 from .images import File, open_listed
 from .segments import Chunks
 
-_SIZE_BITS: Final = 15
+_SIZE_BITS: Final = 20
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 Sources = dict[bytes, int]
 

@@ -22,6 +22,7 @@ from . import archive, beneath, catalog, download, early_upload, images, layout,
 from .backend import PATIENCE_S, Backend
 from .parts import Parts
 from .progress import Count, Progress, ignore
+from .trust import Trust
 
 THREADS: Final = 4
 PROBE_S: Final = 10.0
@@ -46,12 +47,17 @@ def _any_file(path: str) -> bool:
     return True
 
 
+def _any_pack(name: str, head: bytes) -> bool:
+    return True
+
+
 class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
     Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice where a network takes it. Also 4 MiB of
-    a file, and 12 MiB more while images grow, or 4 MiB for each rank that streams. Also about 2 % of the size of the
-    largest rank's image, and about 2 % of what the job has in the store already.
+    a file, and 12 MiB more while images grow, or 4 MiB for each rank that streams. Also 33 bytes for each chunk that
+    the job has in the store, 20 for each chunk of the images, and 150 more for those of the largest rank, if it is in
+    files.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
@@ -80,6 +86,7 @@ class Store:
         growing: Callable[[], bool] = _never,
         below: str | Path = "",
         pages: stream.Socket | None = None,
+        trust: Trust | None = None,
     ) -> PutResult:
         """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
@@ -92,6 +99,7 @@ class Store:
         :param progress: counts bytes of the images: those that the store has
         :param growing: true while the folders are still being filled; what they contain is stored meanwhile (`ahead`)
         :param pages: where launchers bring pages while `growing`; it is closed in the end
+        :param trust: which packs of the job's folder count as stored already; None: all, where nobody else writes
         :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
             `cancelled()` turned true
         """
@@ -105,11 +113,12 @@ class Store:
         backend = self.backend.until(lambda: stop.is_set() or cancelled())
         try:
             doomed = locks.announce(backend, folder, name)
+            believed = trust.believed(self, namespace, job) if trust else _any_pack
             with self.pool("store-put") as pool:
                 try:
                     work = upload.Upload(
-                        backend, folder, upload_name, doomed, beneath.Beneath(top), pool, self._threads, part,
-                        backend.cancelled, count,
+                        backend, folder, upload_name, doomed, believed, trust.seal_key if trust else b"",
+                        beneath.Beneath(top), pool, self._threads, part, backend.cancelled, count,
                     )  # fmt: skip
                     if pages is None:
                         early: early_upload.Ahead | stream.Stream = early_upload.Ahead(work, paths.values())

@@ -21,7 +21,7 @@ from typing import Final
 from ..protocol import page_frames
 from . import chunking, memory, segments
 from .draft import Draft
-from .segments import Chunks
+from .segments import Packed
 from .spill import Spill
 from .upload import Streamed, Upload
 
@@ -62,7 +62,7 @@ class _File:
     def __init__(self, group: int) -> None:
         self.group = group
         self.size = 0
-        self.chunks = Chunks()
+        self.chunks = Packed()
 
 
 class _Peer:
@@ -177,19 +177,21 @@ class Stream:
         ends = chunking.ends(data, final)
         chunks = segments.keyed(data, ends)
         wanted, file.group = self._upload.missing(chunks.keys, file.group)
+        done: set[bytes] = set()
         for index, first in wanted:
-            begin = ends[index - 1] if index else 0
-            self._take(chunks.keys[index], data[begin : ends[index]], first=first)
+            key, begin = chunks.keys[index], ends[index - 1] if index else 0
+            if key not in done:
+                self._take(key, data[begin : ends[index]], first=first)
+                done.add(key)
         at = ends[-1] if ends else 0
-        file.chunks.keys.extend(chunks.keys)
-        file.chunks.sizes.extend(chunks.sizes)
+        file.chunks.extend(chunks)
         file.size += at
         rest = peer.held - at
         peer.room[:rest] = bytes(data[at:])
         peer.held = rest
 
     def _take(self, key: bytes, chunk: memoryview, *, first: bool) -> None:
-        if key in self._taken or key in self._waiting or self._upload.has(key):
+        if key in self._taken or key in self._waiting:
             return
         if not first and not self._spilling().full:
             self._spilling().add(key, chunk)

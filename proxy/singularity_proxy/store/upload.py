@@ -23,18 +23,19 @@ from ..protocol.manifest import ImageFile, RankImage, Stored, object_name
 from . import layout, layout_map, pack, segments, sources
 from .backend import Backend
 from .beneath import Beneath
-from .chunk_index import SLOT_BITS, Known
+from .chunk_index import SLOT_BITS, Believed, Known
 from .draft import Draft
 from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
+from .key_index import ABSENT
 from .progress import Count
 from .spill import Spill
 
 WEAK: Final = 0.125
 """If a rank would use less than this part of an earlier checkpoint's pack, it does not use the pack. The pack can then
 be deleted with that checkpoint, instead of being kept for ever by a few chunks."""
-STRETCH_BITS: Final = 5
-"""One chunk in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
+STRETCH_BITS: Final = 3
+"""One chunk in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work: 50 KiB to 700 KiB."""
 _LONGEST_LIST: Final = 1 << 20
 """Bytes of `page_frames.LIST`."""
 _SLOT_MASK: Final = (1 << SLOT_BITS) - 1
@@ -46,13 +47,15 @@ class Streamed:
 
     name: str
     size: int
-    chunks: segments.Chunks
+    chunks: segments.Packed
 
 
 class Upload:
     """:param name: unique name of this upload: the names of all objects that it writes end in it
     :param beneath: where the files are
     :param doomed: objects that no upload may rely on any more (`locks.announce`)
+    :param believed: which packs it may rely on
+    :param seal_key: seals the packs that it writes; b"": they have no seal
     :param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
     new and looks for what the others have stored meanwhile, so that equal content is stored once.
     :param count: of the bytes of the images that the store has
@@ -64,6 +67,8 @@ class Upload:
         folder: str,
         name: str,
         doomed: frozenset[str],
+        believed: Believed,
+        seal_key: bytes,
         beneath: Beneath,
         pool: ThreadPoolExecutor,
         threads: int,
@@ -78,11 +83,11 @@ class Upload:
         self._pool = pool
         self._drafts: queue.LifoQueue[Draft] = queue.LifoQueue()
         for _ in range(threads + 1):
-            self._drafts.put(Draft())
+            self._drafts.put(Draft(seal_key))
         self.part = part
         self._cancelled = cancelled
         self._count = count
-        self._known = Known(backend, folder, pool, doomed)
+        self._known = Known(backend, folder, pool, doomed, believed)
         self._earlier = len(self._known.packs)
         self._pending: list[Future[None]] = []
         self._ranks: list[tuple[int, list[ImageFile], list[int], bytes]] = []
@@ -119,7 +124,7 @@ class Upload:
         for block in spill.blocks[begin:] + spill.blocks[:begin]:
             if draft is None:
                 self._known.refresh_if_cheap()
-            wanted = [not self.has(key) for key in block.keys]
+            wanted = [place == ABSENT for place in self._known.places.find(block.keys)]
             content, at = spill.read(block) if any(wanted) else memoryview(b""), 0
             for key, size, want in zip(block.keys, block.sizes, wanted, strict=True):
                 if want:
@@ -190,19 +195,18 @@ class Upload:
         return images
 
     # --- finding out what is new ------------------------------------------------------------------------------------
-    def _scan(self, files: list[File]) -> tuple[list[segments.Chunks], sources.Sources]:
+    def _scan(self, files: list[File]) -> tuple[list[segments.Packed], sources.Sources]:
         """Per file its chunks, and where each key's content can be read."""
-        layouts: list[segments.Chunks] = []
+        layouts: list[segments.Packed] = []
         where: sources.Sources = {}
         base = 0
         for file in files:
-            found = segments.Chunks()
+            found = segments.Packed()
             end = base
             source = open_listed(self.beneath, file)
             seen = self.seen.pop(file.path, ())
             for chunks in segments.read(source, file.path, seen, self.fingerprint, self.check):
-                found.keys.extend(chunks.keys)
-                found.sizes.extend(chunks.sizes)
+                found.extend(chunks)
                 end = sources.add(where, chunks, end)
             if end - base != file.size:
                 raise StoreError(
@@ -215,14 +219,13 @@ class Upload:
 
     def _fresh(self, where: dict[bytes, int]) -> list[bytes]:
         """Keys that have to be stored, in the order of the files."""
-        places = self._known.places
-        found = list(map(places.get, where))
-        used = Counter([place >> SLOT_BITS for place in found if place is not None])
+        found = self._known.places.find([*where])
+        used = Counter([place >> SLOT_BITS for place in found if place != ABSENT])
         few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.chunk_counts[n]}
         if self._streams:
             few = set()  # `give_up` has decided
         self._known.forget(few)
-        return [key for key, place in zip(where, found, strict=True) if place is None or place >> SLOT_BITS in few]
+        return [key for key, place in zip(where, found, strict=True) if place == ABSENT or place >> SLOT_BITS in few]
 
     def _batches(self, fresh: list[bytes], where: dict[bytes, int]) -> Iterator[list[bytes]]:
         """Keys for one pack after the other; what others stored meanwhile is left out."""
@@ -233,20 +236,22 @@ class Upload:
             group = self.turn(key, group)
             groups[group].append(key)
         for turn in range(parts):
-            batch: list[bytes] = []
-            size = 0
-            for key in groups[(part + turn) % parts]:
-                if not batch and parts > 1:
+            keys, at = groups[(part + turn) % parts], 0
+            while at < len(keys):
+                if parts > 1:
                     self._known.refresh_if_cheap()
-                if self.has(key):
-                    continue
-                batch.append(key)
-                size += sources.length(where, key)
-                if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_CHUNKS:
+                ahead = keys[at : at + pack.MOST_CHUNKS]
+                batch: list[bytes] = []
+                size = 0
+                for key, place in zip(ahead, self._known.places.find(ahead), strict=True):
+                    at += 1
+                    if place == ABSENT:
+                        batch.append(key)
+                        size += sources.length(where, key)
+                        if size >= pack.CONTENT_SIZE:
+                            break
+                if batch:
                     yield batch
-                    batch, size = [], 0
-            if batch:
-                yield batch
 
     def turn(self, key: bytes, now: int) -> int:
         """Which of the uploads stores this chunk first, after one of upload `now`."""
@@ -258,20 +263,17 @@ class Upload:
 
         :param group: the upload of the chunk before
         """
-        places, (part, parts) = self._known.places, self.part
+        part, parts = self.part
+        content = [(index, key) for index, key in enumerate(keys) if key]
+        places = self._known.places.find([key for _, key in content])
         if parts == 1:
-            return [(i, True) for i, key in enumerate(keys) if key and key not in places], group
+            return [(i, True) for (i, _), place in zip(content, places, strict=True) if place == ABSENT], group
         found: list[tuple[int, bool]] = []
-        for index, key in enumerate(keys):
-            if key:
-                group = self.turn(key, group)
-                if key not in places:
-                    found.append((index, group == part))
+        for (index, key), place in zip(content, places, strict=True):
+            group = self.turn(key, group)
+            if place == ABSENT:
+                found.append((index, group == part))
         return found, group
-
-    def has(self, key: bytes) -> bool:
-        """Whether the store has it, or is about to get it."""
-        return key in self._known.places
 
     # --- storing ----------------------------------------------------------------------------------------------------
     def draft(self) -> Draft:
@@ -310,15 +312,21 @@ class Upload:
         finally:
             self.give_back(draft)
 
-    def _runs(self, layouts: list[segments.Chunks]) -> tuple[list[int], list[list[layout_map.Run]]]:
+    def _places(self, chunks: segments.Packed) -> Iterator[int]:
+        """Where each chunk of a file is stored, `layout_map.NOWHERE` for zeros."""
+        for part in chunks.parts():
+            found = self._known.places.find([key for key in part.keys if key])
+            assert ABSENT not in found, "every chunk is stored, or was before"
+            places = iter(found)
+            yield from (next(places) if key else layout_map.NOWHERE for key in part.keys)
+
+    def _runs(self, layouts: list[segments.Packed]) -> tuple[list[int], list[list[layout_map.Run]]]:
         """Numbers of the packs that a rank needs, and its runs per file."""
         numbers: dict[int, int] = {}
-        places = self._known.places
         runs: list[list[layout_map.Run]] = []
         for chunks in layouts:
             of_file: list[layout_map.Run] = []
-            found = (places[key] if key else layout_map.NOWHERE for key in chunks.keys)
-            for place, count, size in layout_map.join(found, chunks.sizes):
+            for place, count, size in layout_map.join(self._places(chunks), chunks.sizes):
                 if place == layout_map.NOWHERE:
                     of_file.append(layout_map.Run(layout_map.ZEROS, 0, count, size))
                 else:

@@ -253,8 +253,8 @@ def test_deep_nesting_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("format", 3, "format: 3 is not supported, this build reads format 4"),
-        ("format", 5, "format: 5 is not supported"),
+        ("format", 3, "format: 3 is not supported, this build reads formats 4 to 5"),
+        ("format", 6, "format: 6 is not supported"),
         ("id", "../x", "not a checkpoint id"),
         ("world_size", 2, r"wants 0..1 once each"),
     ],

@@ -26,6 +26,7 @@ from singularity_proxy.store.backend import Backend
 from singularity_proxy.store.chunk_index import Known
 from singularity_proxy.store.draft import Draft
 from singularity_proxy.store.parts import Parts
+from singularity_proxy.store.trust import of_attempt
 
 
 @pytest.fixture(params=["file", "memory", "gs", "s3"])
@@ -75,14 +76,14 @@ def test_only_what_changed_is_stored_again(store: Store, tmp_path: Path) -> None
         file.seek(500_000)
         file.write(b"changed")
     again = store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder})
-    assert 0 < again.bytes_stored < 40_000
+    assert 0 < again.bytes_stored < 1.2 * chunking.LARGEST, "a chunk of dense content"
     store.fetch_ranks(manifest(again.images, 2), {0: tmp_path / "back"})
     assert same(folder, tmp_path / "back")
 
 
 def test_replicas_are_stored_once_wherever_their_content_lies(store: Store, tmp_path: Path) -> None:
-    one = image(tmp_path / "one")
-    other = image(tmp_path / "other")
+    one = image(tmp_path / "one", size=8 * MIB)
+    other = image(tmp_path / "other", size=8 * MIB)
     (other / "pages-1.img").write_bytes(noise(5, 64 * 37) + (one / "pages-1.img").read_bytes())
     put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: one, 1: other})
     alone = store.put_ranks(NAMESPACE, "alone", "alone-a1-g1", {0: one})
@@ -135,7 +136,11 @@ def test_an_upload_that_was_broken_off_is_gone_on_with(store: Store, tmp_path: P
 @pytest.mark.parametrize("kind", ["packs", "recipes"])
 @pytest.mark.parametrize(
     ("damage", "text"),
-    [("flip", "does not match its digest"), ("cut", "bytes instead of|match its digest"), ("remove", "is missing")],
+    [
+        ("flip", "does not match its digest|other content than its key"),
+        ("cut", "bytes instead of|match its digest"),
+        ("remove", "is missing"),
+    ],
 )
 def test_a_damaged_object_is_refused_by_name(store: Store, tmp_path: Path, kind: str, damage: str, text: str) -> None:
     made = commit(store, image(tmp_path / "image"))
@@ -204,11 +209,11 @@ def test_missing_and_invalid_manifests(store: Store, tmp_path: Path) -> None:
     path = layout.manifest_path(NAMESPACE, JOB, "train-a1-g9")
     with pytest.raises(CheckpointNotFoundError, match="'train-a1-g9'"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
-    store.backend.write(path, b'{"id": 1, "format": 4}')
+    store.backend.write(path, b'{"id": 1, "format": 5}')
     with pytest.raises(StoreError, match="not a valid manifest"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
     store.backend.write(path, b'{"format": 3}')
-    with pytest.raises(StoreError, match="format: 3 is not supported, this build reads format 4"):
+    with pytest.raises(StoreError, match="format: 3 is not supported, this build reads formats 4 to 5"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
     commit(store, image(tmp_path / "image", size=MIB))
     data = store.backend.read(layout.manifest_path(NAMESPACE, JOB, "train-a1-g1"))
@@ -276,7 +281,7 @@ def test_a_pack_that_was_found_damaged_is_not_relied_on_again(
     for path in objects(store, "packs")[:2]:
         data = store.backend.read(path) or b""
         store.backend.write(path, data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(CorruptChunkError, match="does not match its digest"):
+    with pytest.raises(CorruptChunkError, match="other content than its key"):
         store.fetch_ranks(made, {0: tmp_path / "back"})
     assert len(objects(store, "damaged")) == 2, "one is enough to give the checkpoint up, both must be known"
     again = commit(store, folder, 2)
@@ -296,7 +301,8 @@ def planted(store: Store, whole: bytes, instead: bytes) -> tuple[str, dict[bytes
     pairs = {whole[a:b]: instead[a:b] for a, b in zip([0, *ends], ends, strict=False) if whole[a:b] != instead[a:b]}
     for salt in itertools.count():
         draft = Draft()
-        for honest, mine in (*pairs.items(), (b"", salt.to_bytes(8, "big"))):
+        # The salt names a chunk: the head has no digest of content that is not compressed.
+        for honest, mine in (*pairs.items(), (salt.to_bytes(8, "big"), b"salt")):
             draft.add([chunking.key_of(honest)], [len(mine)])[:] = mine
         digest, data = draft.build()
         if digest.startswith("0"):
@@ -307,7 +313,8 @@ def planted(store: Store, whole: bytes, instead: bytes) -> tuple[str, dict[bytes
 
 
 def test_a_planted_pack_is_not_restored(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next upload finds a chunk of its own in it, by its key, and the checkpoint that is committed names it."""
+    """An upload that trusts everybody finds a chunk of its own in it, by its key, and the checkpoint that is committed
+    names it."""
     monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
     folder = image(tmp_path / "image")
     whole = (folder / "pages-1.img").read_bytes()
@@ -333,6 +340,35 @@ def test_a_planted_pack_is_not_restored(store: Store, tmp_path: Path, monkeypatc
     assert store.verify(again) == [], "it is known as damaged now"
     store.fetch_ranks(again, {0: tmp_path / "again"})
     assert same(folder, tmp_path / "again")
+
+
+def test_an_upload_relies_on_its_own_attempts_packs_and_on_committed_ones(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may write to the store adds a pack (review F2). The checkpoint does not name it, and is restored."""
+    folder = image(tmp_path / "image")
+    whole = (folder / "pages-1.img").read_bytes()
+    name, _ = planted(store, whole, whole[:500_000] + b"evil" + whole[500_004:])
+    first = of_attempt("key of attempt 1", [])
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder}, trust=first)
+    made = manifest(put.images)
+    digest = store.write_manifest(made)
+    assert name not in {each.name for each in made.ranks[0].packs} and store.verify(made) == []
+    assert "1 packs are not used again" in caplog.text and name in caplog.text
+    store.fetch_ranks(made, {0: tmp_path / "back"})
+    assert same(folder, tmp_path / "back")
+    assert store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder}, trust=first).bytes_stored < 1000
+    for committed, new in (
+        ([], True),
+        ([(made.id, "0" * 64)], True),
+        ([("train-a1-g9", digest), (made.id, digest)], False),
+    ):
+        later = of_attempt("key of attempt 2", committed)
+        stored = store.put_ranks(NAMESPACE, JOB, "train-a2-g3", {0: folder}, trust=later).bytes_stored
+        assert (stored > MIB) == new, committed
+        for path in objects(store, "packs"):
+            if path.rsplit("/", 1)[1] not in {name, *(each.name for each in made.ranks[0].packs)}:
+                store.backend.delete(path)
 
 
 @pytest.mark.parametrize("kind", ["packs", "recipes"])
