@@ -132,6 +132,23 @@ def key_of(chunk: Bytes, digest: str = DIGEST) -> bytes:
     return DIGESTS[digest](chunk)[:KEY_SIZE]
 
 
+def keys_of(data: memoryview, ends: Iterable[int]) -> list[bytes]:
+    """`key_of` each chunk of `data` that ends there, b"" for zeros."""
+    keys: list[bytes] = []
+    begin, hasher = 0, blake3()  # one for all: to make one costs as much as a digest of 1 KiB
+    for end in ends:
+        chunk = data[begin:end]
+        # The first byte rules out nearly every chunk that is not all zeros, without a call.
+        if chunk[0] or not is_zero(chunk):
+            hasher.update(chunk)
+            keys.append(hasher.digest(KEY_SIZE))
+            hasher.reset()
+        else:
+            keys.append(b"")
+        begin = end
+    return keys
+
+
 def is_zero(chunk: Bytes) -> bool:
     """Nothing but zeros: a hole in the file is the same content."""
     return not chunk[0] and bytes(chunk) == _ZEROS[: len(chunk)]

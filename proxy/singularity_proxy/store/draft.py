@@ -69,8 +69,10 @@ class Draft:
         """sha256 of the head (hex) and bytes of the pack, until `clear`. The content is gone."""
         blocks: list[tuple[int, int, int, bytes]] = []
         read = write = _BEGIN
+        codec = pack.RAW
         for length in pack.block_lengths(self._lengths):
-            codec, stored = self._compress(self._room[read : read + length])
+            # Like its neighbour: where that was worth it no sample is asked.
+            codec, stored = self._compress(self._room[read : read + length], sampled=codec == pack.RAW)
             end = write + len(stored)
             if write != read or codec != pack.RAW:
                 self._room[write:end] = stored
@@ -82,14 +84,14 @@ class Draft:
         self._room[begin:_BEGIN] = head
         return hashlib.sha256(head).hexdigest(), self._room[begin:write]
 
-    def _compress(self, content: memoryview) -> tuple[int, bytes | memoryview]:
-        step = len(content) // SAMPLES
-        sample = b"".join(content[at : at + SAMPLE] for at in range(step // 2, len(content), max(1, step)))
-        if len(self._zstd(sample)) < WORTH * len(sample):
-            packed = self._zstd(content)
-            if len(packed) < WORTH * len(content):
-                return pack.ZSTD, packed
-        return pack.RAW, content
+    def _compress(self, content: memoryview, sampled: bool) -> tuple[int, bytes | memoryview]:
+        if sampled:
+            step = len(content) // SAMPLES
+            sample = b"".join(content[at : at + SAMPLE] for at in range(step // 2, len(content), max(1, step)))
+            if len(self._zstd(sample)) >= WORTH * len(sample):
+                return pack.RAW, content
+        packed = self._zstd(content)
+        return (pack.ZSTD, packed) if len(packed) < WORTH * len(content) else (pack.RAW, content)
 
     def _zstd(self, data: bytes | memoryview) -> bytes:
         """One frame. The compressor's tables are large: to make them for each block would cost as much as a sample."""

@@ -68,14 +68,7 @@ class Segment:
 
 def keyed(data: memoryview, ends: Sequence[int]) -> Chunks:
     """The chunks of `data` that end there, named by content."""
-    keys: list[bytes] = []
-    begin = 0
-    for end in ends:
-        chunk = data[begin:end]
-        # The first byte rules out nearly every chunk that is not all zeros, without a call.
-        keys.append(chunking.key_of(chunk) if chunk[0] or not chunking.is_zero(chunk) else b"")
-        begin = end
-    return Chunks(keys, array("I", map(sub, ends, [0, *ends])))
+    return Chunks(chunking.keys_of(data, ends), array("I", map(sub, ends, [0, *ends])))
 
 
 def read(
