@@ -87,13 +87,18 @@ def ends(data: Bytes, final: bool) -> list[int]:
     if final and len(data) > (stretches[-1] if stretches else 0):
         stretches.append(len(data))
     found: list[int] = []
-    begin = 0
-    for end, sparse in zip(stretches, _are_sparse(words[:, 0], low, stretches), strict=True):
+    begin = first = 0
+    candidates = (fine * LATTICE).tolist()
+    for end, sparse, last in zip(
+        stretches,
+        _are_sparse(words[:, 0], low, stretches),
+        np.searchsorted(fine, np.array(stretches, dtype=np.int64) // LATTICE).tolist(),
+        strict=True,
+    ):
         if sparse:
-            inside = fine[np.searchsorted(fine, begin // LATTICE, "right") : np.searchsorted(fine, end // LATTICE)]
-            found.extend(_walk((inside * LATTICE).tolist(), begin, end, FINE))
+            found.extend(_walk(candidates[first:last], begin, end, FINE))
         found.append(end)
-        begin = end
+        begin, first = end, last
     return found
 
 
@@ -151,4 +156,4 @@ def keys_of(data: memoryview, ends: Iterable[int]) -> list[bytes]:
 
 def is_zero(chunk: Bytes) -> bool:
     """Nothing but zeros: a hole in the file is the same content."""
-    return not chunk[0] and bytes(chunk) == _ZEROS[: len(chunk)]
+    return bytes(chunk[:LATTICE]) == _ZEROS[: len(chunk[:LATTICE])] and bytes(chunk) == _ZEROS[: len(chunk)]
