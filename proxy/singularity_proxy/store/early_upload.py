@@ -14,13 +14,14 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
 from . import chunking, memory, segments
-from .draft import Draft
 from .fingerprint import Fingerprint
+from .packer import Packer
 from .upload import Upload
 
 PATTERN: Final = "pages-*.img"
@@ -51,11 +52,12 @@ class Ahead:
         self._files: dict[Path, _Growing] = {}
         self._room = memory.room(segments.READ_SIZE)
         self._fingerprint = Fingerprint(segments.READ_SIZE)
-        self._draft: Draft | None = None
-        self._taken: set[bytes] = set()
-        """Keys of what the draft holds."""
-        self.stored = 0
+        self._packer = Packer(upload.draft, partial(upload.store, counts=False))
+
+    @property
+    def stored(self) -> int:
         """Bytes handed to the writers."""
+        return self._packer.stored
 
     def follow(self, growing: Callable[[], bool]) -> None:
         """Until `growing()` is false. Raises StoreError: the store failed, or the upload was cancelled."""
@@ -70,8 +72,9 @@ class Ahead:
                     moved |= self._advance(path)
             if not moved:
                 time.sleep(POLL_S)
-        if self._draft:
-            self._upload.give_back(self._draft)
+        rest = self._packer.drop()
+        if rest is not None:
+            self._upload.give_back(rest)
         self._upload.seen = {path: file.seen for path, file in self._files.items()}
         self._upload.fingerprint = self._fingerprint
 
@@ -98,25 +101,12 @@ class Ahead:
         data = data[: ends[-1]]
         chunks = segments.keyed(data, ends)
         wanted, file.group = self._upload.missing(chunks.keys, file.group)
-        done: set[bytes] = set()
         for index, first in wanted:
-            key, begin = chunks.keys[index], ends[index - 1] if index else 0
             # Content that another pod should store first is left to `put`: it may be in the store by then.
-            if first and key not in done:
-                self._take(key, data[begin : ends[index]])
-                done.add(key)
+            size = chunks.sizes[index]
+            room = self._packer.room(chunks.keys[index], size) if first else None
+            if room is not None:
+                room[:] = data[ends[index] - size : ends[index]]
         file.at += len(data)
         file.seen.append(segments.Segment(len(data), self._fingerprint.of(data), chunks))
         return True
-
-    def _take(self, key: bytes, chunk: memoryview) -> None:
-        """Put it into the pack that is being filled."""
-        if key in self._taken:
-            return
-        self._draft = self._draft or self._upload.draft()
-        self._draft.add([key], [len(chunk)])[:] = chunk
-        self._taken.add(key)
-        if self._draft.full:
-            self.stored += self._draft.size
-            draft, self._draft, self._taken = self._draft, None, set()
-            self._upload.store(draft, counts=False)

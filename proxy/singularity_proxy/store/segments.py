@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -73,8 +74,8 @@ def keyed(data: memoryview, ends: Sequence[int]) -> Chunks:
 
 def read(
     opened: int, path: Path, seen: Sequence[Segment], fingerprint: Fingerprint | None, check: Callable[[], None]
-) -> Iterator[Chunks]:
-    """All chunks of a file.
+) -> Iterator[tuple[Chunks, memoryview]]:
+    """All chunks of a file, and their content, which is there until the next ones are asked for.
 
     :param opened: its descriptor, which is closed in the end
     :param path: its name for error messages
@@ -87,20 +88,49 @@ def read(
     # One buffer for the whole file: the first use of new memory costs more than the work on it.
     room = memory.room(ROOM)
     try:
-        with open(opened, "rb", buffering=0) as source:
+        with open(opened, "rb", buffering=0) as file:
+            source = _Source(file)
             for segment in seen:
                 check()
                 data = room[: source.readinto(room[: segment.size])]
                 if len(data) != segment.size or fingerprint is None or fingerprint.of(data) != segment.mark:
-                    source.seek(-len(data), 1)
+                    file.seek(-len(data), 1)
                     break
-                yield segment.chunks
+                yield segment.chunks, data
             yield from _cut(source, room, check)
     except OSError as error:
         raise StoreError(f"cannot read image file {path}: {error}") from error
 
 
-def _cut(source: FileIO, room: memoryview, check: Callable[[], None]) -> Iterator[Chunks]:
+class _Source:
+    """A file that is read once. What was not in the page cache before does not stay there: new memory for it costs more
+    processor time than all the work on it."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._drops = _is_cold(file.fileno())
+
+    def readinto(self, room: memoryview) -> int:
+        """Bytes read, 0 at the end. Raises OSError."""
+        count = self._file.readinto(room)
+        if self._drops and count:
+            end = self._file.tell()
+            os.posix_fadvise(self._file.fileno(), end - count, count, os.POSIX_FADV_DONTNEED)
+        return count
+
+
+def _is_cold(file: int) -> bool:
+    """Whether the file's first byte is on the disk alone."""
+    try:
+        os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system does not say
+        pass
+    return False
+
+
+def _cut(source: _Source, room: memoryview, check: Callable[[], None]) -> Iterator[tuple[Chunks, memoryview]]:
     """The chunks of the rest of a file. Raises OSError."""
     rest = 0
     while True:
@@ -108,8 +138,8 @@ def _cut(source: FileIO, room: memoryview, check: Callable[[], None]) -> Iterato
         count = source.readinto(room[rest : rest + READ_SIZE])
         text = room[: rest + count]
         ends = chunking.ends(text, not count)
-        yield keyed(text, ends)
         end = ends[-1] if ends else 0
+        yield keyed(text, ends), text[:end]
         rest = len(text) - end
         room[:rest] = text[end:]
         if not count:

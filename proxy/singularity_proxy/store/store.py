@@ -56,8 +56,8 @@ class Store:
 
     Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice where a network takes it. Also 4 MiB of
     a file, and 12 MiB more while images grow, or 4 MiB for each rank that streams. Also 33 bytes for each chunk that
-    the job has in the store, 20 for each chunk of the images, and 150 more for those of the largest rank, if it is in
-    files.
+    the job has in the store, 20 for each chunk of the images, and 200 for each new chunk of a rank's files that another
+    pod stores first.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
@@ -120,10 +120,10 @@ class Store:
                         backend, folder, upload_name, doomed, believed, trust.seal_key if trust else b"",
                         beneath.Beneath(top), pool, self._threads, part, backend.cancelled, count,
                     )  # fmt: skip
+                    work.give_up(catalog.last_use(self, namespace, job, paths))
                     if pages is None:
                         early: early_upload.Ahead | stream.Stream = early_upload.Ahead(work, paths.values())
                     else:
-                        work.give_up(catalog.last_use(self, namespace, job, paths))
                         early = stream.Stream(work, pages, top)
                     early.follow(growing)
                     lists = {rank: images.walk(work.beneath, path) for rank, path in paths.items()}

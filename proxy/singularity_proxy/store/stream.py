@@ -15,12 +15,13 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ..protocol import page_frames
 from . import chunking, memory, segments
-from .draft import Draft
+from .packer import Packer
 from .segments import Packed
 from .spill import Spill
 from .upload import Streamed, Upload
@@ -104,14 +105,15 @@ class Stream:
         self._listener = where.listener
         self._spill_folder, self._spill_most = spill, where.spill
         self._peers: dict[int, _Peer] = {}
-        self._draft: Draft | None = None
-        self._taken: set[bytes] = set()
-        """Keys of what the draft holds."""
+        self._packer = Packer(upload.draft, partial(upload.store, counts=False))
         self._spill: Spill | None = None
         self._waiting: set[bytes] = set()
         """Keys of the spill."""
-        self.stored = 0
+
+    @property
+    def stored(self) -> int:
         """Bytes handed to the writers."""
+        return self._packer.stored
 
     def follow(self, growing: Callable[[], bool]) -> None:
         """Until `growing()` is false. Raises StoreError: the store failed, or the upload was cancelled."""
@@ -128,8 +130,8 @@ class Stream:
                     elif not self._heard(self._peers[descriptor]):
                         poll.unregister(descriptor)
                         self._peers.pop(descriptor).connection.close()
-                        if not self._peers and self._draft:
-                            self._store()  # other pods may look for it
+                        if not self._peers:
+                            self._packer.flush()  # other pods may look for it
             self._hand_over()
         finally:
             for peer in self._peers.values():
@@ -177,12 +179,8 @@ class Stream:
         ends = chunking.ends(data, final)
         chunks = segments.keyed(data, ends)
         wanted, file.group = self._upload.missing(chunks.keys, file.group)
-        done: set[bytes] = set()
         for index, first in wanted:
-            key, begin = chunks.keys[index], ends[index - 1] if index else 0
-            if key not in done:
-                self._take(key, data[begin : ends[index]], first=first)
-                done.add(key)
+            self._take(chunks.keys[index], data[ends[index] - chunks.sizes[index] : ends[index]], first=first)
         at = ends[-1] if ends else 0
         file.chunks.extend(chunks)
         file.size += at
@@ -191,32 +189,23 @@ class Stream:
         peer.held = rest
 
     def _take(self, key: bytes, chunk: memoryview, *, first: bool) -> None:
-        if key in self._taken or key in self._waiting:
+        if key in self._waiting:
             return
         if not first and not self._spilling().full:
             self._spilling().add(key, chunk)
             self._waiting.add(key)
             return
-        self._draft = self._draft or self._upload.draft()
-        self._draft.add([key], [len(chunk)])[:] = chunk
-        self._taken.add(key)
-        if self._draft.full:
-            self._store()
+        room = self._packer.room(key, len(chunk))
+        if room is not None:
+            room[:] = chunk
 
     def _spilling(self) -> Spill:
         if self._spill is None:
             self._spill = Spill(self._spill_folder, self._spill_most)
         return self._spill
 
-    def _store(self) -> None:
-        assert self._draft is not None
-        self.stored += self._draft.size
-        draft, self._draft, self._taken = self._draft, None, set()
-        self._upload.store(draft, counts=False)
-
     def _hand_over(self) -> None:
-        if self._draft:
-            self._store()
+        self._packer.flush()
         if self._spill is not None:
             self._spill.flush()
             self._upload.spill = self._spill

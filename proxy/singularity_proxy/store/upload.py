@@ -10,17 +10,18 @@ import contextlib
 import hashlib
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
 from ..protocol import decode, page_frames
 from ..protocol.manifest import ImageFile, RankImage, Stored, object_name
-from . import layout, layout_map, pack, segments, sources
+from . import layout, layout_map, segments
 from .backend import Backend
 from .beneath import Beneath
 from .chunk_index import SLOT_BITS, Believed, Known
@@ -28,12 +29,14 @@ from .draft import Draft
 from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
 from .key_index import ABSENT
+from .later import Later, Reader
+from .packer import Packer
 from .progress import Count
 from .spill import Spill
 
 WEAK: Final = 0.125
-"""If a rank would use less than this part of an earlier checkpoint's pack, it does not use the pack. The pack can then
-be deleted with that checkpoint, instead of being kept for ever by a few chunks."""
+"""If the last checkpoint uses less than this part of a pack, the next one does not use the pack. It can then be deleted
+with that checkpoint, instead of being kept for ever by a few chunks."""
 STRETCH_BITS: Final = 3
 """One chunk in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work: 50 KiB to 700 KiB."""
 _LONGEST_LIST: Final = 1 << 20
@@ -88,7 +91,6 @@ class Upload:
         self._cancelled = cancelled
         self._count = count
         self._known = Known(backend, folder, pool, doomed, believed)
-        self._earlier = len(self._known.packs)
         self._pending: list[Future[None]] = []
         self._ranks: list[tuple[int, list[ImageFile], list[int], bytes]] = []
         self._lock = threading.Lock()
@@ -102,14 +104,12 @@ class Upload:
         """Per rank, by name."""
         self.spill: Spill | None = None
         """Streamed content that another upload stores first."""
-        self._streams = False
 
     def give_up(self, used: Mapping[str, int]) -> None:
-        """Content will be streamed, and cannot be read again: decide now which packs are not used any more.
+        """Decide which packs are not used any more, before the first look at content.
 
         :param used: pack -> how many of its chunks the last checkpoint uses. See `WEAK`
         """
-        self._streams = True
         packs = enumerate(zip(self._known.packs, self._known.chunk_counts, strict=True))
         self._known.forget({n for n, (p, chunks) in packs if p and p.name in used and used[p.name] < WEAK * chunks})
 
@@ -119,39 +119,33 @@ class Upload:
         if self.spill is None:
             return
         spill, (part, parts) = self.spill, self.part
-        draft: Draft | None = None
+        packer = Packer(self.draft, partial(self.store, counts=False))
         begin = len(spill.blocks) * part // parts  # replicas have the same: each begins with another part of it
         for block in spill.blocks[begin:] + spill.blocks[:begin]:
-            if draft is None:
-                self._known.refresh_if_cheap()
+            self._known.refresh_if_cheap()
             wanted = [place == ABSENT for place in self._known.places.find(block.keys)]
             content, at = spill.read(block) if any(wanted) else memoryview(b""), 0
             for key, size, want in zip(block.keys, block.sizes, wanted, strict=True):
-                if want:
-                    draft = draft or self.draft()
-                    draft.add([key], [size])[:] = content[at : at + size]
-                    if draft.full:
-                        self.store(draft, counts=False)
-                        draft = None
+                room = packer.room(key, size) if want else None
+                if room is not None:
+                    room[:] = content[at : at + size]
                 at += size
-        if draft is not None:
-            self.store(draft, counts=False)
+        packer.flush()
         spill.close()
         self.spill = None
 
     def put(self, rank: int, files: list[File]) -> None:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
         streamed = self._complete(rank, files)
-        layouts, where = self._scan(files)
-        fresh = self._fresh(where)
-        new = sources.total(where, fresh)
-        self._count.add(sum(f.size for f in files) + sum(f.size for f in streamed) - new)
-        for batch in self._batches(fresh, where):
-            new -= sources.total(where, batch)
-            draft = self.draft()
-            sources.fill(draft, batch, where, files, self.beneath)
-            self.store(draft)
-        self._count.add(new)  # stored by others meanwhile
+        self._count.add(sum(f.size for f in streamed))
+        packer, later, group = Packer(self.draft, self.store), Later(), self.part[0]
+        layouts: list[segments.Packed] = []
+        for number, file in enumerate(files):
+            found, group = self._read(number, file, group, packer, later)
+            layouts.append(found)
+        packer.flush()  # other pods may look for it
+        self._read_later(files, later, packer)
+        packer.flush()
         for file in files:
             require_unchanged(self.beneath, file)
         numbers, runs = self._runs([*layouts, *(file.chunks for file in streamed)])
@@ -195,63 +189,48 @@ class Upload:
         return images
 
     # --- finding out what is new ------------------------------------------------------------------------------------
-    def _scan(self, files: list[File]) -> tuple[list[segments.Packed], sources.Sources]:
-        """Per file its chunks, and where each key's content can be read."""
-        layouts: list[segments.Packed] = []
-        where: sources.Sources = {}
-        base = 0
-        for file in files:
-            found = segments.Packed()
-            end = base
-            source = open_listed(self.beneath, file)
-            seen = self.seen.pop(file.path, ())
-            for chunks in segments.read(source, file.path, seen, self.fingerprint, self.check):
-                found.extend(chunks)
-                end = sources.add(where, chunks, end)
-            if end - base != file.size:
-                raise StoreError(
-                    f"image file {file.path} changed while it was stored: {end - base} of {file.size} bytes"
-                )
-            base = end
-            layouts.append(found)
-        where.pop(b"", None)
-        return layouts, where
+    def _read(self, number: int, file: File, group: int, packer: Packer, later: Later) -> tuple[segments.Packed, int]:
+        """The chunks of file `number`, and the upload of the last one. What is new goes to `packer`, or is left for
+        `later`."""
+        found, size = segments.Packed(), 0
+        source = open_listed(self.beneath, file)
+        seen = self.seen.pop(file.path, ())
+        for chunks, data in segments.read(source, file.path, seen, self.fingerprint, self.check):
+            if self.part[1] > 1:
+                self._known.refresh_if_cheap()
+            wanted, group = self.missing(chunks.keys, group)
+            ends = list(accumulate(chunks.sizes)) if wanted else []
+            new = 0
+            for index, first in wanted:
+                key, length, end = chunks.keys[index], chunks.sizes[index], ends[index]
+                if not first:
+                    new += length if later.add(key, number, size + end - length, length) else 0
+                elif (room := packer.room(key, length)) is not None:
+                    room[:] = data[end - length : end]
+                    new += length
+            self._count.add(len(data) - new)
+            found.extend(chunks)
+            size += len(data)
+        if size != file.size:
+            raise StoreError(f"image file {file.path} changed while it was stored: {size} of {file.size} bytes")
+        return found, group
 
-    def _fresh(self, where: dict[bytes, int]) -> list[bytes]:
-        """Keys that have to be stored, in the order of the files."""
-        found = self._known.places.find([*where])
-        used = Counter([place >> SLOT_BITS for place in found if place != ABSENT])
-        few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.chunk_counts[n]}
-        if self._streams:
-            few = set()  # `give_up` has decided
-        self._known.forget(few)
-        return [key for key, place in zip(where, found, strict=True) if place == ABSENT or place >> SLOT_BITS in few]
-
-    def _batches(self, fresh: list[bytes], where: dict[bytes, int]) -> Iterator[list[bytes]]:
-        """Keys for one pack after the other; what others stored meanwhile is left out."""
-        part, parts = self.part
-        groups: list[list[bytes]] = [[] for _ in range(parts)]
-        group = part
-        for key in fresh:
-            group = self.turn(key, group)
-            groups[group].append(key)
-        for turn in range(parts):
-            keys, at = groups[(part + turn) % parts], 0
-            while at < len(keys):
-                if parts > 1:
-                    self._known.refresh_if_cheap()
-                ahead = keys[at : at + pack.MOST_CHUNKS]
-                batch: list[bytes] = []
-                size = 0
-                for key, place in zip(ahead, self._known.places.find(ahead), strict=True):
-                    at += 1
-                    if place == ABSENT:
-                        batch.append(key)
-                        size += sources.length(where, key)
-                        if size >= pack.CONTENT_SIZE:
-                            break
-                if batch:
-                    yield batch
+    def _read_later(self, files: list[File], later: Later, packer: Packer) -> None:
+        """Store what other uploads had to store first, and have not."""
+        reader = Reader(files, self.beneath)
+        try:
+            for some in later.parts(*self.part):
+                self.check()
+                self._known.refresh_if_cheap()
+                places = self._known.places.find([*some])
+                for (key, (number, offset, size)), place in zip(some.items(), places, strict=True):
+                    room = packer.room(key, size) if place == ABSENT else None
+                    if room is not None:
+                        reader.read(number, offset, room)
+                    else:
+                        self._count.add(size)  # stored by others meanwhile
+        finally:
+            reader.close()
 
     def turn(self, key: bytes, now: int) -> int:
         """Which of the uploads stores this chunk first, after one of upload `now`."""
@@ -259,21 +238,19 @@ class Upload:
 
     def missing(self, keys: list[bytes], group: int) -> tuple[list[tuple[int, bool]], int]:
         """Which of these chunks, which follow each other, the store does not have: (index, whether this upload stores
-        it first). Also the upload of the last one.
+        it first), each key once. Also the upload of the last one.
 
         :param group: the upload of the chunk before
         """
         part, parts = self.part
         content = [(index, key) for index, key in enumerate(keys) if key]
         places = self._known.places.find([key for _, key in content])
-        if parts == 1:
-            return [(i, True) for (i, _), place in zip(content, places, strict=True) if place == ABSENT], group
-        found: list[tuple[int, bool]] = []
+        found: dict[bytes, tuple[int, bool]] = {}
         for (index, key), place in zip(content, places, strict=True):
-            group = self.turn(key, group)
+            group = group if parts == 1 else self.turn(key, group)
             if place == ABSENT:
-                found.append((index, group == part))
-        return found, group
+                found.setdefault(key, (index, group == part))
+        return [*found.values()], group
 
     # --- storing ----------------------------------------------------------------------------------------------------
     def draft(self) -> Draft:
