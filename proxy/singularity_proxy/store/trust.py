@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hmac
 import logging
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ..errors import DamageError, StoreError
@@ -29,35 +29,40 @@ MOST_READ: Final = 3
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Trust:
     """What the pods of one attempt know.
 
-    `seal_key`: of this attempt.
-    `committed`: id and manifest's digest of the job's committed checkpoints, newest first.
+    :param seal_key: of this attempt
+    :param committed: id and manifest's digest of the job's committed checkpoints, newest first
     """
 
-    seal_key: bytes
-    committed: tuple[tuple[str, str], ...] = ()
+    def __init__(self, seal_key: bytes, committed: Iterable[tuple[str, str]] = ()) -> None:
+        self.seal_key = seal_key
+        self._committed = deque(committed)
+        """Those that are not read yet."""
+        self._read = 0
+        self._named: set[str] = set()
 
     def believed(self, store: Store, namespace: str, job: str) -> Believed:
-        """Manifests that cannot be read are left out: content is then stored once more."""
-        named: set[str] = set()
-        read = 0
-        for checkpoint, sha256 in self.committed:
+        """Manifests that cannot be read are left out: content is then stored once more.
+
+        They are read at the first upload. What they name stays believed for the whole attempt, whose own checkpoints
+        use it when they are long deleted.
+        """
+        while self._committed and self._read < MOST_READ:
+            checkpoint, sha256 = self._committed[0]
             try:
                 manifest = store.read_manifest(namespace, job, checkpoint, sha256)
             except DamageError as error:
                 log.info("what checkpoint %s names is not used again: %s", checkpoint, error)
-                continue
             except StoreError as error:
                 log.warning("content of earlier checkpoints is stored once more: %s", error)
                 break
-            named |= {each.name for rank in manifest.ranks for each in rank.packs}
-            read += 1
-            if read == MOST_READ:
-                break
-        return lambda name, head: name in named or pack.is_sealed(head, self.seal_key)
+            else:
+                self._named |= {each.name for rank in manifest.ranks for each in rank.packs}
+                self._read += 1
+            self._committed.popleft()
+        return lambda name, head: name in self._named or pack.is_sealed(head, self.seal_key)
 
 
 def of_attempt(peer_key: str, committed: Iterable[tuple[str, str]]) -> Trust:
@@ -65,4 +70,4 @@ def of_attempt(peer_key: str, committed: Iterable[tuple[str, str]]) -> Trust:
 
     :param committed: id and digest of the job's own committed checkpoints, newest first
     """
-    return Trust(hmac.digest(peer_key.encode(), b"seals of packs", "sha256"), tuple(committed))
+    return Trust(hmac.digest(peer_key.encode(), b"seals of packs", "sha256"), committed)

@@ -373,6 +373,19 @@ def test_an_upload_relies_on_its_own_attempts_packs_and_on_committed_ones(
                 store.backend.delete(path)
 
 
+def test_what_was_committed_before_an_attempt_is_relied_on_until_it_ends(store: Store, tmp_path: Path) -> None:
+    """Also when retention has deleted the checkpoint that named it."""
+    folder = image(tmp_path / "image")
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder}, trust=of_attempt("key of attempt 1", []))
+    committed = [("train-a1-g1", store.write_manifest(manifest(put.images)))]
+    later = of_attempt("key of attempt 2", committed)
+    again = store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder}, trust=later)
+    store.write_manifest(manifest(again.images, 2))
+    assert store.prune(NAMESPACE, JOB, 1) == ["train-a1-g1"]
+    third = store.put_ranks(NAMESPACE, JOB, "train-a1-g3", {0: folder}, trust=later)
+    assert third.bytes_stored == again.bytes_stored < 1000, "recipes"
+
+
 @pytest.mark.parametrize("kind", ["packs", "recipes"])
 def test_an_object_that_was_made_empty_or_huge(
     store: Store, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
