@@ -56,7 +56,7 @@ def test_every_key_is_measured_once_and_has_a_readable_aim():
 def test_aims_of_speed_are_not_loosened():
     aims = {spec.key: spec.aim for spec in catalogue.specs()}
     keys = ("put_cpu_s_per_gb", "known_cpu_s_per_gb", "dump_vs_cp", "periodic_stall_s_per_gb")
-    assert [aims[key] for key in keys] == ["<= 2.5", "<= 0.9", ">= 1.5", "<= 0.5"]
+    assert [aims[key] for key in keys] == ["<= 1.2", "<= 0.5", ">= 1.5", "<= 0.5"]
 
 
 def test_mapped_memory_counts_for_each_process_of_a_container_but_its_first(tmp_path):
