@@ -21,14 +21,14 @@ def noise(seed: int, size: int) -> bytes:
 
 
 def image(folder: Path, seed: int = 0, size: int = MIB) -> Path:
-    """A rank's image directory: pages, zeros, text, an empty file, a folder."""
+    """A rank's image directory: pages, zeros, text, an empty file, a folder. Of two seeds they share nothing."""
     folder.mkdir(parents=True)
-    pages = noise(seed, size) + bytes(3 * MIB) + b"the same line again and again\n" * 20_000
+    pages = noise(seed, size) + bytes(3 * MIB) + b"the same line %d again and again\n" % seed * 20_000
     (folder / "pages-1.img").write_bytes(pages)
-    (folder / "core-1.img").write_bytes(b"core" * 100)
+    (folder / "core-1.img").write_bytes(b"core%d" % seed * 100)
     (folder / "empty.img").write_bytes(b"")
     (folder / "sub").mkdir()
-    (folder / "sub" / "rank.json").write_text("{}")
+    (folder / "sub" / "rank.json").write_text(str(seed))
     return folder
 
 
