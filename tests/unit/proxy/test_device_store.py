@@ -12,7 +12,7 @@ from store_samples import JOB, MIB, NAMESPACE, manifest, noise
 from singularity_proxy.launcher.device.backend import Cuda, DeviceRecord
 from singularity_proxy.launcher.device.driver import Device
 from singularity_proxy.launcher.device.fake import FakeDriver, FakeProcess
-from singularity_proxy.store import Store
+from singularity_proxy.store import Store, chunking
 from singularity_proxy.store.backend import Backend
 
 OLD = Device("GPU-00000000-0000-0000-0000-000000000000", "NVIDIA H200", 139 << 30)
@@ -100,7 +100,7 @@ def test_what_ranks_of_one_gpu_have_in_common_is_written_and_read_once(
     traffic = Traffic(monkeypatch)
     put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", gpu.images)
     one = len(COMMON)
-    own = 3 * (2 * PRIVATE + LINE * 100)
+    own = 3 * 2 * (PRIVATE + chunking.LARGEST)  # and the chunks at the edges of what is common
     assert put.bytes > 3 * one and one < traffic.bytes_written < 1.01 * one + own
     assert set(packs(traffic.written).values()) == {1}
     made = manifest(put.images)

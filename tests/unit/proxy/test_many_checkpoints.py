@@ -39,9 +39,12 @@ while [ $# -gt 0 ]; do case "$1" in -D) images=$2;; -W) work=$2;; esac; shift; d
 printf '\031\103\126\124\070\061\060\126' > "$images/files.img"
 printf '\031\103\126\124\060\060\047\120\004\000\000\000\010\001\040\001' > "$images/pstree.img"
 printf '\031\103\126\124\107\070\005\125' > "$images/core-1.img"
+{ printf '\044\020'; head -c 30 /dev/zero; } >&3
+head -c 4 <&3 >/dev/null
 echo done > "$work/dump.log"
 """
-"""In the loader's place, which starts all that the launcher runs."""
+"""In the loader's place, which starts all that the launcher runs. It sends no pages: FORCE_CLOSE (`page_stream`) is all
+that the page server gets."""
 
 
 @dataclass(frozen=True)
