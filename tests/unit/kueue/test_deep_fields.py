@@ -16,7 +16,8 @@ SPACE = "deep"
 
 def test_managed_fields_of_thousands_of_levels_hide_nobody(server: ApiServer) -> None:
     admin = server.kube()
-    admin.create({"apiVersion": NAMESPACE.api_version, "kind": NAMESPACE.name, "metadata": {"name": SPACE}})
+    marked = {"name": SPACE, "labels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
+    admin.create({"apiVersion": NAMESPACE.api_version, "kind": NAMESPACE.name, "metadata": marked})
     pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "c"}]}
     for name in ("hostile", "other"):
         meta = {"name": name, "namespace": SPACE, "labels": {job_names.LABEL_MANAGED: "true"}}

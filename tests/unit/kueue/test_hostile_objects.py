@@ -48,6 +48,8 @@ GOOD: dict[str, str] = {
     job_names.ANN_HOLD: job_names.HOLD_ARMED,
     job_names.ANN_HOLD_DEADLINE: scene.at(500),
     job_names.ANN_BUDGET: "120",
+    job_names.ANN_PRIVILEGES: "auto",
+    job_names.ANN_PRIVILEGES_WHY: "all nodes of its flavors can (spot)",
     names.ANN_CHECKPOINT: to_json(scene.checkpoint()),
     job_names.ANN_CHECKPOINT_COPY: to_json(scene.checkpoint()),
     job_names.ANN_CHECKPOINTS: to_json([scene.checkpoint()]),
