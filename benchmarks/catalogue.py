@@ -27,6 +27,7 @@ from . import (
     strangers,
     triggerer,
     ui,
+    user_namespaces,
     virtual_ranks,
     workers,
 )
@@ -38,6 +39,7 @@ GROUPS: Sequence[Group] = (
     moves.GROUP,
     checkpoint.GROUP,
     workers.GROUP,
+    user_namespaces.GROUP,
     leaving.GROUP,
     large_state.GROUP,
     compare.GROUP,
