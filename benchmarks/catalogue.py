@@ -27,7 +27,6 @@ from . import (
     strangers,
     triggerer,
     ui,
-    user_namespaces,
     virtual_ranks,
     workers,
 )
@@ -39,7 +38,6 @@ GROUPS: Sequence[Group] = (
     moves.GROUP,
     checkpoint.GROUP,
     workers.GROUP,
-    user_namespaces.GROUP,
     leaving.GROUP,
     large_state.GROUP,
     compare.GROUP,
