@@ -21,7 +21,7 @@ from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
 from ..job import records, states
 from ..kube.client import Kube
-from ..kube.resources import Object, version_of
+from ..kube.resources import WORKLOAD, Object, version_of
 from . import device_time, installed, vitals
 from .agent_images import AgentImages
 from .cache import World, job_of
@@ -151,7 +151,7 @@ class Reconciler:
         self._sliced = number = (self._sliced + 1) % SLICES
         if number == 0:
             self._beside()
-        self._look_at(lambda obj: zlib.crc32(str(obj["metadata"]["name"]).encode()) % SLICES == number)
+        self._look_at(lambda obj: zlib.crc32(_job_of(obj).encode()) % SLICES == number)
 
     def _beside(self) -> None:
         """What a round looks at besides Jobs and Workloads."""
@@ -285,3 +285,9 @@ class Reconciler:
 
     def _workload_of(self, job: Object) -> Object | None:
         return self.world.workload_of(str(job["metadata"]["namespace"]), kinds.job_key(job))
+
+
+def _job_of(obj: Object) -> str:
+    """What a Job and its Workload have in common: one look is enough for both."""
+    owner = states.owner_job(obj) if obj.get("kind") == WORKLOAD.name else kinds.job_key(obj)
+    return owner or str(obj["metadata"]["name"])

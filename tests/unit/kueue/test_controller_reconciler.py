@@ -577,18 +577,24 @@ def test_a_round_over_everything_is_cut_into_parts_that_nobody_waits_for(world):
     named = [copy.deepcopy(scene.job()) for _ in range(300)]
     for number, job in enumerate(named):
         job["metadata"] |= {"name": f"train-{number}", "uid": f"uid-{number}"}
-    _, reconciler = world(*named)
+    theirs = [copy.deepcopy(scene.workload()) for _ in named]
+    for number, workload in enumerate(theirs):
+        workload["metadata"] |= {"name": f"job-train-{number}-1a2b3", "uid": f"workload-{number}"}
+        workload["metadata"]["ownerReferences"][0] |= {"name": f"train-{number}", "uid": f"uid-{number}"}
+    _, reconciler = world(*named, *theirs)
     while (task := reconciler.queue.get(timeout_s=0.0)) is not None:
         pass
     reconciler.plans.get(timeout_s=1.0)
-    seen, most = set(), 0
+    seen, most, looks = set(), 0, 0
     for _ in range(SLICES):
         reconciler.handle(Task("slice"))
         part = set()
         while (task := reconciler.queue.get(timeout_s=0.0)) is not None:
             part.add(task.name)
+            looks += task.kind == "job"
         most, seen = max(most, len(part - {""})), seen | part
     assert seen - {""} == {job["metadata"]["name"] for job in named}
+    assert looks == 300, "a Job and its Workload are one look"
     assert most < 300 / 6, "all at once, thousands of looks keep every hold waiting"
     assert len(reconciler.plans) == 1, "one plan for a round, not one for each part"
 
