@@ -42,6 +42,9 @@ EXTRA_THREADS = 4
 """For what is not a call of the pods: the keys, the end."""
 M_ARENA_MAX, HEAPS = -8, 2
 """As malloc.h names it. glibc's own choice is eight heaps for each processor."""
+SWITCH_S = 0.001
+"""For so long a thread keeps the interpreter while others want it. Beside nine threads that reckon, who has to wait
+forty times, as a commit or a request for the Lease does, waits 1.5 s with Python's own 5 ms, and 0.2 s with this."""
 STUCK_S = 60.0
 """Workers that take no task for longer make the liveness probe fail."""
 IDLE_S = 60.0
@@ -191,6 +194,7 @@ def main() -> int:
         settings = config.load(sys.argv[1:], os.environ)
         logs.setup(settings.log_level)
         share_heaps()
+        sys.setswitchinterval(SWITCH_S)
         asyncio.run(serve(settings))
     except (SingularityError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
