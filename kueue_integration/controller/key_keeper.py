@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..contract import job_names, platform_objects
 from ..errors import ChartError, Conflict, KubeError
+from ..job import states
 from ..kube.client import Kube
 from ..kube.resources import SECRET, Object
 from . import certificates, keys
@@ -68,6 +69,7 @@ class KeyKeeper:
         self._oldest_job, self._leads, self._now, self._changed = oldest_job, leads, now, changed
         self.keys: Keys | None = None
         self.known = threading.Event()
+        self._joined = False
         self._context: ssl.SSLContext | None = None
         self._stop, self._soon = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
@@ -161,6 +163,7 @@ class KeyKeeper:
             return known
         terms, asked = self._terms, platform_objects.rotation_request(secret)
         after = before or self.keys or self._inherited() or self._fresh()
+        after = self._with_later(after)
         several = len(after.authorities) + len(after.peers) > 2
         oldest = self._oldest_job() if several else None
         after = keys.kept(after, terms.names, self._now(), terms.days, oldest, asked)
@@ -169,6 +172,7 @@ class KeyKeeper:
             version = secret["metadata"]["resourceVersion"]
             self._kube.patch(SECRET, self._terms.namespace, job_names.KEYS_SECRET, {"data": data}, version)
             log.info("%s is written", where)
+        self._joined = True  # another release is installed only while none of our replicas run
         return after
 
     def _tell(self, found: Keys) -> None:
@@ -187,6 +191,12 @@ class KeyKeeper:
                 raise ConfigError(f"{where}: {error}") from error
             log.error("%s: %s. The keys in memory are written again", where, error)
             return None
+
+    def _with_later(self, own: Keys) -> Keys:
+        """`own`, with the keys of a release 0.1.0 that was installed since: by a rollback, while ours outlasted it."""
+        old = None if self._joined else self._kube.find(SECRET, self._terms.namespace, job_names.CONTROLLER_NAME)
+        found = keys.read_classic((old or {}).get("data") or {})
+        return own if found is None or old is None else keys.joined(own, found, states.created(old), self._now())
 
     def _inherited(self) -> Keys | None:
         """The keys of a chart that made them itself (release 0.1.0): jobs that it has seen trust them."""

@@ -111,6 +111,18 @@ def kept(keys: Keys, names: Sequence[str], now: float, days: int, oldest_job: fl
     return replace(keys, authorities=renewed, peers=peers)
 
 
+def joined(keys: Keys, other: Keys, made: float, now: float) -> Keys:
+    """Return `keys` with those of release 0.1.0, which was installed after them, at `made`, and has made `other`.
+
+    Jobs of that time trust its authority alone, so it serves until they have ended; ours is as new as if it came now.
+    """
+    if made <= max(item.made for item in keys.authorities) or other.serves.ca in {a.ca for a in keys.authorities}:
+        return keys
+    ours = [replace(item, made=now) for item in keys.authorities]
+    since = [replace(other.peers[0], since=made), replace(keys.peers[-1], since=now)]
+    return replace(keys, authorities=[replace(other.serves, made=made), *ours], peers=[*keys.peers, *since])
+
+
 def _authority(names: Sequence[str], now: float, days: int) -> Authority:
     ca, ca_key = certificates.authority(now, days)
     return Authority(now, ca, ca_key, *certificates.leaf(ca, ca_key, names, now))

@@ -24,6 +24,7 @@ from kueue_integration.controller.keys import LINGER_S, SOON_S, Keys
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict
 from kueue_integration.keep_keys import keep
+from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import SECRET, Object
 
@@ -161,6 +162,31 @@ def test_keys_that_the_chart_of_before_made_are_taken_over_and_go_on_serving(kub
     assert handshake(made.bundle, replica.keeper.server_context()) == ""
     kube.delete(SECRET, SYSTEM, job_names.CONTROLLER_NAME)
     assert Replica(kube).look() == taken
+
+
+def test_jobs_of_a_release_0_1_0_that_was_installed_over_our_keys_are_heard(kube: FakeKube) -> None:
+    """A rollback: `singularity-keys` outlasts it, and 0.1.0 makes an authority of its own."""
+    ours = Replica(kube).look()
+    theirs, data = classic()
+    later = secret(job_names.CONTROLLER_NAME, **data)
+    later["metadata"]["creationTimestamp"] = server_time.to_text(NOW + DAY)
+    kube.put(later)
+    replica = Replica(kube)
+    replica.now = NOW + 2 * DAY
+    replica.oldest = NOW + DAY + 60
+    both = replica.look()
+    assert handshake(theirs.bundle, replica.keeper.server_context()) == ""
+    assert both.bundle == theirs.bundle + ours.bundle, "new jobs trust both"
+    assert both.peer(NOW + DAY + 60) == b"s" * 64 and both.peer(NOW + 3 * DAY) == ours.peer(NOW)
+    assert replica.look() == both == Replica(kube).look()
+    replica.now = NOW + 3 * DAY
+    replica.oldest = replica.now
+    after = replica.look()
+    assert (after.bundle, after.peer(NOW + 3 * DAY)) == (ours.bundle, ours.peer(NOW))
+    again = Replica(kube)
+    again.now = NOW + 4 * DAY
+    again.oldest = again.now
+    assert again.look() == after, "an authority that nobody needs does not come back"
 
 
 def test_beside_a_leader_of_the_release_before_its_keys_serve_and_nothing_is_written(kube: FakeKube) -> None:
