@@ -194,17 +194,21 @@ class KeyKeeper:
 
     def _with_later(self, own: Keys) -> Keys:
         """`own`, with the keys of a release 0.1.0 that was installed since: by a rollback, while ours outlasted it."""
-        old = None if self._joined else self._kube.find(SECRET, self._terms.namespace, job_names.CONTROLLER_NAME)
-        found = keys.read_classic((old or {}).get("data") or {})
-        return own if found is None or old is None else keys.joined(own, found, states.created(old), self._now())
+        later = None if self._joined else self._classic()
+        return own if later is None else keys.joined(own, *later, self._now())
 
     def _inherited(self) -> Keys | None:
-        """The keys of a chart that made them itself (release 0.1.0): jobs that it has seen trust them."""
+        found = self._classic()
+        if found is None:
+            return None
+        log.info("the keys of the release before are used")
+        return found[0]
+
+    def _classic(self) -> tuple[Keys, float] | None:
+        """The keys of a chart that made them itself (release 0.1.0), and when: jobs that it has seen trust them."""
         old = self._kube.find(SECRET, self._terms.namespace, job_names.CONTROLLER_NAME)
         found = keys.read_classic((old or {}).get("data") or {})
-        if found is not None:
-            log.info("the keys of the release before are used")
-        return found
+        return None if found is None or old is None else (found, states.created(old))
 
     def _fresh(self) -> Keys:
         return keys.fresh(self._terms.names, self._now(), self._terms.days)
