@@ -10,6 +10,7 @@ from ..errors import Forbidden, KubeError, NotFound
 from ..kube.client import Kube
 from ..kube.resources import RESOURCE_FLAVOR, Object, is_true
 from ..kube.user_namespaces import unable
+from ..requests import placement
 from ..spec import privileges
 from .machines.nodes import Nodes
 
@@ -43,7 +44,7 @@ class FlavorLevels:
 
     def _look(self) -> dict[str, dict[str, str]]:
         found = {}
-        for name in {flavor for queue in self._queues() for flavor in _flavors(queue)}:
+        for name in {flavor for queue in self._queues() for flavor in placement.flavor_names(queue)}:
             try:
                 spec = self._kube.get(RESOURCE_FLAVOR, None, name).get("spec") or {}
             except (NotFound, Forbidden):
@@ -61,9 +62,3 @@ class FlavorLevels:
             elif name in self._known:
                 found[name] = self._known[name]
         return found
-
-
-def _flavors(queue: Object) -> Iterable[str]:
-    for group in (queue.get("spec") or {}).get("resourceGroups") or ():
-        for flavor in group.get("flavors") or ():
-            yield str(flavor["name"])

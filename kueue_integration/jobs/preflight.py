@@ -24,6 +24,7 @@ from ..kube.resources import (
     admission_checks,
     label,
 )
+from ..requests import placement
 from ..spec import engine, privileges
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
@@ -61,7 +62,7 @@ def of_queue(kube: Kube, platform: PlatformConfig, namespace: str, queue: str) -
     target = local and _readable(kube, CLUSTER_QUEUE, None, str((local.get("spec") or {}).get("clusterQueue", "")))
     if not target:
         return platform
-    return privileges.narrowed(platform, {flavor for _, listed in place_check.groups(target) for flavor in listed})
+    return privileges.narrowed(platform, set(placement.flavor_names(target)))
 
 
 def _local_queue(kube: Kube, spec: TrainSpec) -> Object:
