@@ -150,9 +150,16 @@ def logs(name: str, part: str, lines: int, follow: bool) -> None:
     show_default=True,
     help="process: a task of Airflow, any script; state: one with singularity_train, in pods without a privilege.",
 )
+@click.option(
+    "--privileges",
+    type=click.Choice(["auto", "userns", "node"]),
+    default="node",
+    show_default=True,
+    help="Where the capabilities of --engine process count: in a user namespace of the pod, or on the node.",
+)
 @NAME
 @click.pass_context
-def demo(ctx: click.Context, keep: bool, output: Path, engine: str, name: str) -> None:
+def demo(ctx: click.Context, keep: bool, output: Path, engine: str, privileges: str, name: str) -> None:
     """Run the demonstration: a training that Kueue preempts, moves, shrinks and grows.
 
     With --engine process it is a task of Airflow and keeps its 4 ranks in 4, 2 and 4 pods. With --engine state it is in
@@ -167,4 +174,4 @@ def demo(ctx: click.Context, keep: bool, output: Path, engine: str, name: str) -
     """
     # Loaded by name, because `local` needs nothing of the demonstration and its libraries.
     run_demo = importlib.import_module("localcluster.demo.main").run_demo
-    ctx.exit(run_demo(keep=keep, output=output, cluster=name, engine=engine))
+    ctx.exit(run_demo(keep=keep, output=output, cluster=name, engine=engine, privileges=privileges))

@@ -44,11 +44,14 @@ class Cluster:
     kubectl: Path
 
 
-def up(name: str = "default", progress: Progress = print, *, only: str | None = None) -> Cluster:
+def up(
+    name: str = "default", progress: Progress = print, *, only: str | None = None, privileges: str = ""
+) -> Cluster:
     """Bring the cluster up, or what of it does not run; returns when every part is ready.
 
     :param only: "cluster" leaves our images and chart out; "images" does nothing else, on a cluster that runs;
         "kueue" starts an API server and Kueue alone, which no other `only` completes
+    :param privileges: the chart's `pods.privileges`; "": its default
     :raises LocalClusterError: the message says which part, and where its log is
     """
     check_name(name)
@@ -64,7 +67,7 @@ def up(name: str = "default", progress: Progress = print, *, only: str | None = 
         elif only == "cluster" or not containers.available():
             start(config, binaries, cache, clock)
         else:
-            _with_product(config, binaries, cache, clock, start_first=only != "images")
+            _with_product(config, binaries, cache, clock, privileges, start_first=only != "images")
     clock.say(f"cluster {name} is ready: export KUBECONFIG={config.kubeconfig}")
     return describe(config)
 
@@ -85,7 +88,9 @@ def reconfigure_kueue(name: str, fields: Mapping[str, Any], progress: Progress =
         restart_kueue(box, gobuild.build_all(cache, clock.say), cache, clock)
 
 
-def _with_product(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, *, start_first: bool) -> None:
+def _with_product(
+    config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, privileges: str, *, start_first: bool
+) -> None:
     """The cluster with our images and chart in it; images are built while the cluster starts."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         building = pool.submit(containers.build_all, cache, clock.say)
@@ -101,7 +106,7 @@ def _with_product(config: ClusterConfig, binaries: Binaries, cache: Path, clock:
     if count:
         clock.say(f"imported {count} images into {len(NODES)} nodes")
     chart = Chart(config, binaries, for_cluster(config, binaries), torch)
-    changed = chart.install(made, clock)
+    changed = chart.install(made, clock, privileges)
     clock.say(f"the controller is {'rolled out' if changed else 'ready'}")
 
 

@@ -26,7 +26,7 @@ from ..kube.resources import Object
 from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER, UNMASKED
 from ..spec import privileges
-from ..spec.platform_config import NODE, PRIVILEGES, USER_NAMESPACE, PlatformConfig
+from ..spec.platform_config import AUTO, NODE, PRIVILEGES, USER_NAMESPACE, PlatformConfig
 from . import eligibility, patch
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates"
@@ -49,6 +49,12 @@ def literal(value: Any) -> str:
 
 _LEVEL = f"params.metadata.?annotations[?'{job_names.ANN_PRIVILEGES}']"
 _WHY = f"params.metadata.?annotations[?'{job_names.ANN_PRIVILEGES_WHY}']"
+_UNMAPPED = f"!({' || '.join(f'has(v.{kind})' for kind in privileges.MAPPED)})"
+_UNMAPPED += " || v.?emptyDir.?medium.orValue('').startsWith('HugePages')"
+_DEVICES = " || ".join(
+    f"has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k.contains('{privileges.DEVICE}'))"
+    for kind in ("requests", "limits")
+)
 _ID = "?securityContext.?{0}.or(variables.pod.?securityContext.?{0}).optMap(i, string(i)).orValue('')"
 
 
@@ -77,6 +83,7 @@ def _variables() -> list[Object]:
         f"variables.ours.containers[0].volumeMounts.filter(m, m.mountPath != '{patch.SHM}'"
         f" || !variables.mounts.exists(t, t.mountPath == '{patch.SHM}')) + variables.mounts"
     )
+    before, _, after = privileges.UNMAPPED.partition("{}")
     found = {
         "ours": "params.template.spec",
         "pod": "object.spec.template.spec",
@@ -88,8 +95,17 @@ def _variables() -> list[Object]:
         "wish": _given(job_names.ANN_PRIVILEGES, "''"),
         "asked": f"variables.wish in {list(PRIVILEGES)}",
         # During an upgrade the parts are for a moment those of a release that knew no levels.
-        "level": f"variables.asked ? variables.wish : {_LEVEL}.orValue('{NODE}')",
-        "why": f"variables.asked ? '{privileges.ASKED}' : {_WHY}.orValue('the platform has no level yet')",
+        "given": f"{_LEVEL}.orValue('{NODE}')",
+        "unmapped": f"variables.pod.?volumes.orValue([]).filter(v, {_UNMAPPED}).map(v, v.name)",
+        "devices": f"size(variables.pod.?resourceClaims.orValue([])) > 0 || (variables.pod.containers"
+        f" + variables.pod.?initContainers.orValue([])).exists(c, {_DEVICES})",
+        "untried": f"variables.asked || variables.given == '{NODE}' || {eligibility.MARK_PRIVILEGES} != '{AUTO}' ? ''"
+        " : size(variables.unmapped) > 0"
+        f" ? {literal(before)} + variables.unmapped[0] + {literal(after + privileges.TRY)}"
+        f" : variables.devices ? {literal(privileges.NO_DEVICES + privileges.TRY)} : ''",
+        "level": f"variables.asked ? variables.wish : variables.untried == '' ? variables.given : '{NODE}'",
+        "why": f"variables.asked ? '{privileges.ASKED}' : variables.untried != '' ? variables.untried"
+        f" : {_WHY}.orValue('the platform has no level yet')",
         "grace": f"[int(variables.pod.?terminationGracePeriodSeconds.orValue(30)), {least}].max()",
         "perJob": "[" + ", ".join(entry.format(k, v) for k, v in per_job.items()) + "]",
         "theirPath": "variables.env.filter(e, e.name == 'PYTHONPATH' && e.?value.orValue('') != '').map(e, e.value)",
@@ -210,7 +226,8 @@ def policies() -> list[Object]:
 
 def pod_template(platform: PlatformConfig, namespace: str) -> Object:
     """Our parts, as the controller publishes them, and the level of a Job that wishes none."""
-    level = privileges.chosen(None, platform)
+    ours = patch.parts(platform)
+    level = privileges.chosen(None, platform, ours)
     return {
         "apiVersion": "v1",
         "kind": "PodTemplate",
@@ -223,7 +240,7 @@ def pod_template(platform: PlatformConfig, namespace: str) -> Object:
                 job_names.ANN_PRIVILEGES_WHY: level.why,
             },
         },
-        "template": {"spec": patch.parts(platform)},
+        "template": {"spec": ours},
     }
 
 

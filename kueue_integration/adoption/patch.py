@@ -13,7 +13,7 @@ from ..contract import job_names
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
 from ..manifests.job_manifests import failure_rules
-from ..manifests.pod import LAUNCHER, UNMASKED, pod_spec
+from ..manifests.pod import LAUNCHER, leveled, pod_spec
 from ..spec import privileges, security_context
 from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
@@ -46,14 +46,6 @@ def parts(platform: PlatformConfig) -> Object:
         "containers": [kept],
         "volumes": spec["volumes"],
     }
-
-
-def leveled(pod: Object, level: str) -> None:
-    """Give a pod spec with our parts a user namespace, where its level is that."""
-    if level == USER_NAMESPACE:
-        pod["hostUsers"] = False
-        (train,) = pod["containers"]
-        train["securityContext"] = {**train["securityContext"], **UNMASKED}
 
 
 def managed(job: Mapping[str, Any]) -> bool:
@@ -94,10 +86,8 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     }
     given = {**defaults, **(meta.get("annotations") or {})}
     least = annotation(job, job_names.MIN_PARALLELISM)
-    level = privileges.chosen(eligibility.wish(job), platform)
     meta["annotations"] = {
         **given,
-        job_names.ANN_PRIVILEGES_WHY: level.why,
         job_names.ANN_WORKERS: str(workers),
         job_names.ANN_MIN_WORKERS: str(workers) if least is None else least,
         job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
@@ -136,7 +126,12 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
             "securityContext": train["securityContext"],
         }
     )
+    wish = eligibility.wish(job)
+    level = privileges.chosen(wish, platform, ours)
+    if level.name == USER_NAMESPACE:
+        level = privileges.chosen(wish, platform, pod)
     leveled(pod, level.name)
+    meta["annotations"][job_names.ANN_PRIVILEGES_WHY] = level.why
     return result
 
 

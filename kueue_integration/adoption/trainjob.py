@@ -18,11 +18,11 @@ from ..errors import SpecError
 from ..job.view import Job
 from ..kube.resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
 from ..manifests.job_manifests import BACKOFF_LIMIT, failure_rules
-from ..manifests.pod import LAUNCHER
+from ..manifests.pod import LAUNCHER, leveled
 from ..spec import privileges
-from ..spec.platform_config import PRIVILEGES, PlatformConfig
+from ..spec.platform_config import AUTO, NODE, PRIVILEGES, PlatformConfig
 from . import eligibility
-from .patch import PER_JOB, adopted, leveled, parts
+from .patch import PER_JOB, adopted, parts
 
 Problem = tuple[str, object, str]
 RUNTIME = "singularity"
@@ -36,6 +36,13 @@ _POD = "spec.template.spec"
 _CONTAINER = f"{_POD}.containers[0]"
 
 
+def level(platform: PlatformConfig) -> privileges.Level:
+    """The level of every TrainJob: at `auto` that which goes with all volumes and devices."""
+    if platform.privileges == AUTO:
+        return privileges.Level(NODE, "one runtime for all TrainJobs, whatever volumes and devices they have")
+    return privileges.chosen(None, platform)
+
+
 def runtime(platform: PlatformConfig) -> Object:
     """The ClusterTrainingRuntime: one Indexed Job of `spec.trainer.numNodes` pods with our parts."""
     pod = parts(platform)
@@ -43,7 +50,7 @@ def runtime(platform: PlatformConfig) -> Object:
     own = {"name": CONTAINER_NODE, "imagePullPolicy": platform.image_pull_policy}
     own["image"] = platform.train_image or NO_IMAGE
     pod["containers"] = [{**train, **own, "command": [*LAUNCHER]}]
-    leveled(pod, privileges.chosen(None, platform).name)
+    leveled(pod, level(platform).name)
     pod.update(
         terminationGracePeriodSeconds=eligibility.GRACE_LEAST,
         automountServiceAccountToken=False,
@@ -85,6 +92,7 @@ def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> O
         raise SpecError([(_inside(field), value, fix) for field, value, fix in error.problems]) from None
     result["metadata"] = made["metadata"]
     result["metadata"]["annotations"].pop(job_names.COMPLETIONS_EQUAL_PARALLELISM)
+    result["metadata"]["annotations"][job_names.ANN_PRIVILEGES_WHY] = level(platform).why
     pod = made["spec"]["template"]["spec"]
     (train,) = pod["containers"]
     theirs = parts(platform)["containers"][0]["env"]
@@ -183,9 +191,9 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
                 fix,
             )
         )
-    wish, level = eligibility.wish(trainjob), privileges.chosen(None, platform).name
-    if wish in PRIVILEGES and wish != level:
-        fix = f"the {TRAINING_RUNTIME.name} {RUNTIME!r} gives all {TRAINJOB.name}s the level {level!r}; leave it out"
+    wish, given = eligibility.wish(trainjob), level(platform).name
+    if wish in PRIVILEGES and wish != given:
+        fix = f"the {TRAINING_RUNTIME.name} {RUNTIME!r} gives all {TRAINJOB.name}s the level {given!r}; leave it out"
         found.append((f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wish, fix))
     if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
         found.append(("spec.managedBy", spec["managedBy"], "is not supported: Trainer's controller has to run it"))

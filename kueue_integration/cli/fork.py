@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..jobs import time_travel
+from ..spec.privileges import WISHES
 from .checkpoints import Asker, store_options
 from .common import job_argument
 from .output import echo
@@ -19,6 +20,11 @@ from .output import echo
 @click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Checkpoint to continue from. Default: the newest.")
 @click.option("--name", "new", required=True, metavar="NEW", help="Name of the new job.")
 @click.option("--queue", help="LocalQueue of the new job. Default: the queue of NAME.")
+@click.option(
+    "--privileges",
+    type=click.Choice(WISHES),
+    help="Where the launcher's capabilities count. Default: as in NAME, or the platform's level where that is refused.",
+)
 @click.option("--priority-class", help="WorkloadPriorityClass of the new job. Default: the class of NAME.")
 def fork(
     name: str,
@@ -27,6 +33,7 @@ def fork(
     new: str,
     queue: str | None,
     priority_class: str | None,
+    privileges: str | None,
     namespace: str,
     **options: Any,
 ) -> None:
@@ -51,6 +58,8 @@ def fork(
       0 created   2 refused: nothing was created   3 the cluster or the platform is not as it must be
     """
     ask = Asker(name, namespace=namespace, **options)
-    made = time_travel.fork(ask.kube, namespace, name, new, checkpoint, queue, priority_class, ask.question, command)
+    made = time_travel.fork(
+        ask.kube, namespace, name, new, checkpoint, queue, priority_class, ask.question, command, privileges
+    )
     where = f"checkpoint {made.checkpoint} (step {made.step}) of job {made.source}"
     echo(f"job {made.namespace}/{made.name} goes on from {where} when it is admitted")

@@ -147,6 +147,8 @@ ADMISSION_CHECK_NAME: Final = "singularity-fence"
 
 # --- the platform's own objects (Helm chart) ----------------------------------------------------------------------
 SYSTEM_NAMESPACE: Final = "singularity-system"
+UPGRADE: Final = f"helm upgrade singularity charts/singularity -n {SYSTEM_NAMESPACE} --reuse-values"
+"""The command that changes a value of the chart, which follows: `--set NAME=VALUE`."""
 PLATFORM_CONFIGMAP: Final = "singularity-platform"
 """Readable by every authenticated user; key `platform.json` holds the `PlatformConfig`."""
 TRUSTED_IMAGES_LEASE: Final = "singularity-agent-images"

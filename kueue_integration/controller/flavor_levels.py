@@ -1,4 +1,9 @@
-"""Which flavors' nodes can give pods a user namespace: published for those who submit, who may not read nodes."""
+"""Which flavors' nodes can give pods a user namespace: published for those who submit, who may not read nodes.
+
+What kubelets report is taken, and no pod is started to try it, as `doctor --probe` does: that needs a namespace, rights
+and room on each flavor, and is out of date with the next node. What no node reports is the file system of a volume:
+`spec.privileges` leaves out those that are not known to map ids.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from ..spec import privileges
 from .machines.nodes import Nodes
 
 log = logging.getLogger(__name__)
-LOOK_S = 60.0
+LOOK_S = 15.0
 
 
 class FlavorLevels:
@@ -34,7 +39,7 @@ class FlavorLevels:
 
     def known(self) -> Mapping[str, Mapping[str, str]]:
         """As in `PlatformConfig.user_namespaces`. A flavor without a ready node keeps what was known of it."""
-        if self._clock() - self._looked >= LOOK_S:
+        if not self._known or self._clock() - self._looked >= LOOK_S:
             try:
                 self._known = dict(sorted(self._look().items()))
                 self._looked = self._clock()

@@ -30,7 +30,7 @@ HELM: Final = (
     "  --set images.controller=REGISTRY/singularity-controller:TAG \\\n"
     "  --set store.url=gs://BUCKET/checkpoints"
 )
-REPAIR: Final = f"helm upgrade singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE} --reuse-values"
+REPAIR: Final = job_names.UPGRADE
 
 
 @dataclass(frozen=True)

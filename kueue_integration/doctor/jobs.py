@@ -13,7 +13,7 @@ from ..job.unreadable import UnreadableAnnotation
 from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import LEASE, Object, finished, is_true, pod_spec
-from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
+from ..spec.platform_config import AUTO, NODE, USER_NAMESPACE, PlatformConfig
 from . import authorities, engines
 from .check import FAIL, OK, REPAIR, WARN, Check, listing, shown, unexpected
 
@@ -69,8 +69,8 @@ def _levels(platform: PlatformConfig, jobs: Sequence[Object]) -> Iterator[Check]
         yield Check("privileges of jobs", OK, f"{words}. They go on until they end")
     for key in (kinds.job_key(job) for job in before if not kinds.is_job(job)):
         lost = "its pods add capabilities on the node: the guard of pods refuses the Job of its next attempt"
-        fix = f"Let this job end first, or begin a new one with its last checkpoint:\n{REPAIR} \\\n"
-        yield Check(f"job {key}", FAIL, lost, f"{fix}  --set pods.privileges=node")
+        fix = f"Let this job end first; new ones have user namespaces meanwhile, where nodes can:\n{REPAIR} \\\n"
+        yield Check(f"job {key}", FAIL, lost, f"{fix}  --set pods.privileges={AUTO}")
 
 
 def _each(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Iterator[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from ..errors import KubeError, PlatformError
 from ..jobs import store_pod
@@ -49,7 +50,8 @@ def level(config: PlatformConfig, flavor: Object) -> PlatformConfig:
     """The platform for jobs that can only be on this flavor. Pure."""
     if config.privileges != AUTO:
         return config
-    return privileges.resolved(privileges.narrowed(config, {str((flavor.get("metadata") or {}).get("name"))}), None)
+    narrowed = privileges.narrowed(config, {str((flavor.get("metadata") or {}).get("name"))})
+    return replace(config, privileges=privileges.chosen(None, narrowed, {"volumes": config.volumes}).name)
 
 
 def nodes_of(flavor: Object) -> Object:

@@ -21,7 +21,7 @@ from ..contract.kinds import CONTAINER_NODE
 from ..manifests import criu_probe
 from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR, SIDECAR_PATH
 from ..spec import mount_paths
-from ..spec.platform_config import PRIVILEGES, USER_NAMESPACE
+from ..spec.platform_config import AUTO, PRIVILEGES, USER_NAMESPACE
 from ..spec.validation import VOLUME_PREFIX
 from .cel import literal
 
@@ -159,7 +159,8 @@ RULES = (
         "onNode",
         f"{_OWN_USERS} || variables.privileges != '{USER_NAMESPACE}' || variables.earlier ? [] : variables.strong",
         "container {}: only a pod with hostUsers: false may add capabilities here (chart value pods.privileges=userns)"
-        ". Let the job be made by `singularityctl` or the operator",
+        ". Let the job be made by `singularityctl` or the operator. A JobSet of before goes on with: "
+        f"{job_names.UPGRADE} --set pods.privileges={AUTO}",
     ),
     Rule(
         "hostVolumes",

@@ -17,6 +17,7 @@ from singularity_proxy.protocol.messages import CheckpointRef, Origin
 from ..contract import branches, job_names, kinds
 from ..contract.record_types import JobRequest
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
+from ..job import states
 from ..job.unreadable import readable_or
 from ..job.view import Job
 from ..kube.api import Kube
@@ -33,7 +34,8 @@ from ..manifests import live_job
 from ..manifests.pod import files_name
 from ..manifests.pod_placement import template_name
 from ..requests import user_requests, verbs
-from ..spec import platform_config, validation
+from ..spec import platform_config, privileges, validation
+from ..spec.platform_config import NODE, USER_NAMESPACE
 from ..spec.train_spec import TrainSpec
 from . import lifecycle, preflight, store_pod
 
@@ -138,10 +140,12 @@ def fork(
     priority_class: str | None = None,
     ask: Ask | None = None,
     command: Sequence[str] = (),
+    level: str | None = None,
 ) -> Forked:
     """Create job `new`, which goes on from `checkpoint` of job `name` (None: its newest), beside it.
 
     It has the pods of `name`, its size as wished, its priority class and its command, unless others are given here.
+    `level`: its wish as in `TrainSpec.privileges`; None: the level of `name`, or the platform's where that is refused.
     Another command is for the state engine alone: with the others the saved processes go on, and nothing reads it.
     Raises SpecError, ConflictError (the name is taken), RequestRefusedError (the store lacks a part of the checkpoint),
     JobNotFoundError, PlatformError, KubeError.
@@ -170,8 +174,9 @@ def fork(
     if kube.find(JOB, namespace, new) is not None:
         raise ConflictError(f"Job {new!r} in namespace {namespace!r} exists already; choose another --name")
     preflight.cluster(kube, spec)
+    given = _level(kube, source, spec.queue, level)
     workload = kube.get_workload_for_job(source)
-    wanted = live_job.Fork(new, spec.queue, spec.priority_class, start.origin, tuple(command))
+    wanted = live_job.Fork(new, spec.queue, spec.priority_class, start.origin, tuple(command), given)
     made = live_job.forked(source, workload, wanted)
     require_fit(made, start)
     children = _children(kube, source, new)
@@ -184,6 +189,22 @@ def fork(
         release(asked, start, new)
         raise
     return Forked(namespace, new, job["metadata"]["uid"], start.job, start.ref.id, start.ref.step)
+
+
+def _level(kube: Kube, source: Object, queue: str, wish: str | None) -> privileges.Level | None:
+    """The level of a fork of `source`; None: as it is. Raises SpecError, ChartError."""
+    had = states.privileges(source)
+    if not had:
+        if wish is not None:
+            raise SpecError([("privileges", wish, "must be left out: pods of engine 'state' have no capabilities")])
+        return None
+    platform = preflight.of_queue(kube, platform_config.load(kube), _namespace(source), queue)
+    kept = wish is None and (had, platform.privileges) != (NODE, USER_NAMESPACE)
+    if text := privileges.problem(had if kept else wish, platform):
+        raise SpecError([("privileges", had if kept else wish, text)])
+    if kept:
+        return None
+    return privileges.chosen(wish, platform, source["spec"]["template"]["spec"])
 
 
 def find(kube: Kube, namespace: str, name: str, checkpoint: str | None = None) -> Start:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from singularity_proxy.protocol import exit_codes, names
@@ -17,11 +18,11 @@ from singularity_proxy.protocol.messages import RESTORES
 from ..contract import job_names
 from ..kube.resources import Object
 from ..spec import pod_override, privileges, save_interval
-from ..spec.platform_config import PlatformConfig
+from ..spec.platform_config import NODE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
 from . import checkpoint_disk, pod_placement
-from .pod import file_keys, files_name, pod_spec
+from .pod import file_keys, files_name, leveled, pod_spec
 
 BACKOFF_LIMIT = 6
 
@@ -51,8 +52,12 @@ def own_labels(spec: TrainSpec) -> dict[str, str]:
 def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """The Job alone, suspended: Kueue starts it."""
     labels = {**own_labels(spec), job_names.KUEUE_QUEUE_LABEL: spec.queue}
-    told = {} if spec.elastic else {job_names.ANN_PRIVILEGES_WHY: privileges.chosen(spec.privileges, platform).why}
-    platform = privileges.resolved(platform, spec.privileges)
+    template = _template(spec, replace(platform, privileges=NODE))
+    told = {}
+    if not spec.elastic:
+        level = privileges.chosen(spec.privileges, platform, template["spec"])
+        leveled(template["spec"], level.name)
+        told = {job_names.ANN_PRIVILEGES_WHY: level.why}
     if spec.priority_class is not None:
         labels[job_names.KUEUE_PRIORITY_LABEL] = spec.priority_class
     return {
@@ -73,7 +78,7 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
             "podReplacementPolicy": "Failed",
             "backoffLimit": _backoff_limit(spec),
             "podFailurePolicy": {"rules": failure_rules(resumed=spec.resume_on_exit_codes)},
-            "template": _template(spec, platform),
+            "template": template,
         },
     }
 

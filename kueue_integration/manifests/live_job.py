@@ -14,7 +14,8 @@ from ..contract import job_names
 from ..job.unreadable import readable_or
 from ..job.view import Job
 from ..kube.resources import Object
-from .pod import command_text, files_name, literal
+from ..spec.privileges import Level
+from .pod import command_text, files_name, leveled, literal
 from .pod_placement import template_name
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -57,6 +58,8 @@ class Fork:
     start: Origin
     command: tuple[str, ...] = ()
     """What its ranks run; empty for the command of the other one."""
+    level: Level | None = None
+    """Where its capabilities count; None: as in the other one."""
 
 
 def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: Fork) -> Object:
@@ -92,6 +95,9 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
     spec["suspend"] = True
     spec.pop("activeDeadlineSeconds", None)
     _rename_pods(spec["template"], old, new.name, seen.placed)
+    if new.level is not None:
+        leveled(spec["template"]["spec"], new.level.name)
+        meta["annotations"][job_names.ANN_PRIVILEGES_WHY] = new.level.why
     if new.command:
         for entry in _variables(spec["template"], names.ENV_COMMAND):
             entry["value"] = literal(command_text(new.command))

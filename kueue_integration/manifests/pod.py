@@ -161,6 +161,17 @@ def namespaces(platform: PlatformConfig) -> Object:
     return {"hostUsers": False} if platform.privileges == USER_NAMESPACE else {}
 
 
+def leveled(pod: Object, level: str) -> None:
+    """Give a pod spec with our launcher this level, whichever it has."""
+    pod.pop("hostUsers", None)
+    if level == USER_NAMESPACE:
+        pod["hostUsers"] = False
+    for container in pod["containers"]:
+        if tuple((container.get("command") or ())[: len(LAUNCHER)]) == LAUNCHER:
+            kept = {k: v for k, v in container["securityContext"].items() if k not in UNMASKED}
+            container["securityContext"] = {**kept, **(UNMASKED if level == USER_NAMESPACE else {})}
+
+
 def for_criu(platform: PlatformConfig) -> Object:
     """Security context of the training container, which CRIU works in."""
     named = {"type": "Localhost", "localhostProfile": platform.apparmor}

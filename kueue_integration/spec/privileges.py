@@ -6,13 +6,15 @@
     userns          userns           userns                        userns
     node            node             node                          refused
 
-`userns` is refused where no node of a flavor can give a user namespace. It never becomes `node`.
+`userns` is refused where no node of a flavor can give a user namespace. It never becomes `node`. Where the platform
+says `auto` and nobody asks for `userns`, a pod with a volume or device that may not go with one has `node`, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .platform_config import AUTO, NODE, PRIVILEGES, USER_NAMESPACE, PlatformConfig
 
@@ -31,8 +33,8 @@ class Level:
     why: str
 
 
-def chosen(wish: str | None, platform: PlatformConfig) -> Level:
-    """The level of a job with this wish, which must have no `problem`."""
+def chosen(wish: str | None, platform: PlatformConfig, pod: Mapping[str, Any] | None = None) -> Level:
+    """The level of a job with this wish, which must have no `problem`, and with such pods, if they are known."""
     if wish in PRIVILEGES:
         return Level(str(wish), ASKED)
     if platform.privileges == USER_NAMESPACE:
@@ -45,7 +47,32 @@ def chosen(wish: str | None, platform: PlatformConfig) -> Level:
         return Level(NODE, f"flavor {name} cannot give a user namespace to each pod: {told.get(WHY) or 'not known'}")
     if not platform.user_namespaces:
         return Level(NODE, "it is not known whether the nodes can give user namespaces")
+    if text := untried(pod or {}):
+        return Level(NODE, text + TRY)
     return Level(USER_NAMESPACE, f"all nodes of its flavors can ({', '.join(sorted(platform.user_namespaces))})")
+
+
+MAPPED = ("configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret")
+"""Volumes on disks and in the memory of the node. Of others nobody knows whether ids can be mapped: NFS cannot, and the
+runtime would start no container. The guard allows a hostPath to the platform alone (`pods.volumes`)."""
+DEVICE = "/"
+"""In the names of devices, and of no other resource."""
+NO_DEVICES = "devices have not been tried in a user namespace"
+UNMAPPED = "volume {} may be one whose ids cannot be mapped"
+TRY = "; ask for userns to try it"
+
+
+def untried(pod: Mapping[str, Any]) -> str:
+    """Say what in a pod spec may not go with a user namespace; "" if nothing does. Pure."""
+    for volume in pod.get("volumes") or ():
+        huge = str((volume.get("emptyDir") or {}).get("medium") or "").startswith("HugePages")
+        if huge or not any(kind in volume for kind in MAPPED):
+            return UNMAPPED.format(volume.get("name"))
+    containers = [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+    given = [(c.get("resources") or {}).get(kind) or {} for c in containers for kind in ("requests", "limits")]
+    if pod.get("resourceClaims") or any(DEVICE in name for each in given for name in each):
+        return NO_DEVICES
+    return ""
 
 
 def problem(wish: object, platform: PlatformConfig | None) -> str:
@@ -68,11 +95,6 @@ def problem(wish: object, platform: PlatformConfig | None) -> str:
                 "or engine 'state'"
             )
     return ""
-
-
-def resolved(platform: PlatformConfig, wish: str | None) -> PlatformConfig:
-    """The platform for a job with this wish: its `privileges` is a level, and not `auto`."""
-    return replace(platform, privileges=chosen(wish, platform).name)
 
 
 def narrowed(platform: PlatformConfig, flavors: set[str]) -> PlatformConfig:

@@ -29,6 +29,8 @@ NAMESPACE = "singularity-system"
 DEPLOYMENT = "singularity-controller"
 TIMEOUT = 180
 SHARED_MOUNT = "/shared"
+QUOTAS = {"ondemand": "1", "spot": "500m"}
+"""Flavor -> CPUs: so little that a job of four pods is in the way of another one."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,16 @@ class Chart:
         self.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *given)
         self.await_controller()
 
-    def install(self, images: Mapping[str, Image], clock: Clock) -> bool:
+    def install(self, images: Mapping[str, Image], clock: Clock, privileges: str = "") -> bool:
         """Install or upgrade the release and wait for the controller. False when nothing had changed.
+
+        :param privileges: the chart's `pods.privileges`; "": its default
 
         :raises CommandError: helm failed
         :raises NotReadyError: the controller did not become ready; the message has the end of its log
         """
         values = local_values(self.config, self.torch, images)
+        values["pods"] |= {"privileges": privileges} if privileges else {}
         text = json.dumps(values, indent=1)
         marker = self.config.root / "chart-applied"
         key = digest([text, tree_digest(CHART, [CHART])])
@@ -151,8 +156,7 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
             "env": {"PYTHONPATH": TORCH_MOUNT, "OMP_NUM_THREADS": "1"},
         },
         "regrow": {"mode": "act"},
-        # So little that a job of four pods is in the way of another one.
-        "sampleQueues": {"enabled": True, "flavors": _flavors({"ondemand": "1", "spot": "500m"})},
+        "sampleQueues": {"enabled": True, "flavors": _flavors(QUOTAS)},
         "adoption": {"enabled": True},
     }
 

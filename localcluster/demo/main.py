@@ -25,11 +25,16 @@ NAMESPACES = {names.ENGINE_PROCESS: NAMESPACE, names.ENGINE_STATE: state.RESTRIC
 
 
 def run_demo(
-    keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "default", engine: str = names.ENGINE_PROCESS
+    keep: bool = False,
+    output: Path = DEFAULT_OUTPUT,
+    cluster: str = "default",
+    engine: str = names.ENGINE_PROCESS,
+    privileges: str = "",
 ) -> int:
     """Run the whole story and write `report.json` and `timeline.svg` to `output`. 0 when the verdict is `pass`.
 
     :param engine: `process`: a task of Airflow; `state`: a job without a privilege, whose ranks follow its pods
+    :param privileges: the chart's `pods.privileges`; "": its default
 
     What it started is torn down in every outcome, also on Ctrl-C; with `keep` it stays and the end says how to stop it.
     """
@@ -37,7 +42,7 @@ def run_demo(
     output.mkdir(parents=True, exist_ok=True)
     for old in ("report.json", "timeline.svg"):
         (output / old).unlink(missing_ok=True)
-    stage = Stage(cluster, progress.say)
+    stage = Stage(cluster, progress.say, privileges=privileges)
     with first_interrupt() as no_more:
         try:
             return _run(stage, output, keep, engine)

@@ -12,24 +12,29 @@ from typing import TypeVar
 
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.credentials import connect
-from kueue_integration.spec.platform_config import PlatformConfig, load
+from kueue_integration.spec.platform_config import NODE, PlatformConfig, load
 from localcluster import cluster as local
 from localcluster import host, registry
+from localcluster.addons.chart import QUOTAS
 from localcluster.control_plane.kubectl import Kubectl
 from localcluster.namespaces import sandbox
 
 from .airflow import Airflow
 from .evidence import collect, show
+from .wait import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DAGS = CHECKOUT / "dags"
 NAMESPACE = "default"
+SEEN_S = 120.0
 
 T = TypeVar("T")
 
 
 class Stage:
-    """Cluster `name` and one Airflow. What was up before `up` is left up by `close`."""
+    """Cluster `name` and one Airflow. What was up before `up` is left up by `close`.
+
+    `privileges`: the chart's `pods.privileges`; "": its default."""
 
     def __init__(
         self,
@@ -37,9 +42,11 @@ class Stage:
         say: Callable[[str], None],
         dags: Path = DAGS,
         airflow_env: Mapping[str, str] = MappingProxyType({}),
+        privileges: str = "",
     ) -> None:
         self.name = name
         self.say = say
+        self._privileges = privileges
         self._dags = dags
         self._airflow_env = dict(airflow_env)
         self._cluster: local.Cluster | None = None
@@ -59,14 +66,21 @@ class Stage:
         with ThreadPoolExecutor(max_workers=1) as pool:
             booting = pool.submit(self._start, place) if with_airflow else None
             try:
-                self._cluster = local.up(self.name, progress=lambda text: self.say(unstamped(text)))
+                self._cluster = local.up(
+                    self.name, progress=lambda text: self.say(unstamped(text)), privileges=self._privileges
+                )
                 if booting is not None:
                     booting.result()
             except BaseException:
                 self.stop_airflow()  # at whatever point of its start it is
                 raise
         self._kube = connect(str(self._cluster.kubeconfig))
+        # Until the controller has seen the nodes, `auto` gives no user namespace.
+        wait_for(lambda: self._settled(), "the controller has published what the nodes can", SEEN_S)
+
+    def _settled(self) -> bool:
         self.look_again()
+        return self.platform.privileges == NODE or QUOTAS.keys() <= self.platform.user_namespaces.keys()
 
     def look_again(self) -> None:
         """Read what the platform says of itself: also after another release of it was there, which has other keys."""

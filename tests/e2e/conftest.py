@@ -24,6 +24,8 @@ from localcluster.demo.story import remove
 
 CLUSTER = os.environ.get("SINGULARITY_TEST_CLUSTER", "test")
 """Several checkouts on one machine may test at a time, each with a name of its own."""
+PRIVILEGES = os.environ.get("SINGULARITY_TEST_PRIVILEGES", "node")
+"""Of the chart: `auto` lets every test that says nothing run in user namespaces."""
 QUICK = {
     "AIRFLOW__CORE__PARALLELISM": "8",
     # A worker that is lost is missed after that long (300 s by default).
@@ -60,7 +62,8 @@ def stage(
     shutil.copytree(Path(__file__).parent / "scripts", dags / "scripts", dirs_exist_ok=True)
     shutil.rmtree(EVIDENCE, ignore_errors=True)
     transport = {"type": "file", "log_file_path": str(openlineage_events), "append": True}
-    made = Stage(CLUSTER, say, dags, {"AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport), **QUICK})
+    airflow = {"AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport), **QUICK}
+    made = Stage(CLUSTER, say, dags, airflow, PRIVILEGES)
     cluster.down(CLUSTER, progress=say)  # of a run that was killed: its jobs hold quota, and nobody would take it down
     try:
         made.up(with_airflow)

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
+from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.cli.tables import WIDTH
 from kueue_integration.contract import job_names, kinds
 from kueue_integration.kube.resources import NODE, Kind, Object, annotation, label
+from kueue_integration.spec.platform_config import NODE as NODE_LEVEL
+from kueue_integration.spec.platform_config import USER_NAMESPACE
 from localcluster.cache import Progress
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -27,13 +30,18 @@ QUOTA = {"ondemand": "100m", "spot": "100m"}
 
 @contextlib.contextmanager
 def rows_of(kind: Kind, start: Callable[[str, Progress], None], stage: Stage, say: Progress) -> Iterator[Rows]:
-    """Rows with queue `own`, in a cluster that has the kind's controllers (`start`); no object of it is left behind."""
+    """Rows with queue `own`, in a cluster that has the kind's controllers (`start`); no object of it is left behind.
+
+    Pods have user namespaces: how a kind of job goes on the node is shown by Jobs.
+    """
     start(stage.name, say)
     made = Rows(stage, kind.name.lower(), say)
     made.queue("own", QUOTA)
+    Faults(stage, made.namespace).upgrade(pods__privileges=USER_NAMESPACE)
     try:
         yield made
     finally:
+        Faults(stage, made.namespace).upgrade(pods__privileges=NODE_LEVEL)
         for found in made.kube.list(kind, made.namespace):
             made.kube.delete(kind, made.namespace, found["metadata"]["name"])
         made.close()
@@ -92,7 +100,9 @@ def goes_through_everything(rows: Rows, training: Training, kind: Kind) -> None:
     assert key in ctl(rows, "status")
     ctl(rows, "resume", name, "--wait")
     training.until_attempt(4)
-    training.assert_exact(training.finish())
+    last = training.finish()
+    training.assert_exact(last)
+    assert last.privileges == USER_NAMESPACE
     wait_for(
         lambda: any(
             c["type"] in ("Completed", "Complete") and c["status"] == "True"

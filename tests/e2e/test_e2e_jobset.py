@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from other_kinds import QUOTA, adopt, goes_through_everything, rows_of
+from faults import Faults
+from other_kinds import QUOTA, adopt, ctl, goes_through_everything, rows_of
 from plain_jobs import plain_training
-from rows import Rows
+from rows import TIMEOUT_S, Rows
 
 from kueue_integration.errors import KubeError
-from kueue_integration.kube.resources import JOB, JOBSET, Object, annotation
+from kueue_integration.kube.resources import EVENT, JOB, JOBSET, Object, annotation
+from kueue_integration.spec.platform_config import AUTO, NODE, USER_NAMESPACE
 from localcluster.addons import jobset
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -42,6 +44,31 @@ def test_a_jobset_is_preempted_moved_paused_and_loses_no_step(rows: Rows, tmp_pa
     child = rows.kube.get(JOB, rows.namespace, "set-workers-0")  # made by JobSet's own controller
     assert child["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
     goes_through_everything(rows, training, JOBSET)
+
+
+def test_a_jobset_of_before_the_switch_says_what_lets_it_go_on(rows: Rows, tmp_path: Path) -> None:
+    """Its controller makes a new Job for each attempt, which the guard refuses where all pods have user namespaces."""
+    faults = Faults(rows.stage, rows.namespace)
+    faults.upgrade(pods__privileges=NODE)
+    training, job = plain_training(rows, "before", label=False)
+    adopt(rows, as_jobset(job), tmp_path)
+    training.until_steps(5)
+    assert training.look().privileges == NODE
+    faults.upgrade(pods__privileges=USER_NAMESPACE)
+    assert "--set pods.privileges=auto" in ctl(rows, "doctor", code=1)
+    ctl(rows, "migrate", "before", "--flavor", "spot")
+    training.until_ended(1)
+
+    def refused() -> bool:
+        events = rows.kube.list(EVENT, rows.namespace)
+        return any("--set pods.privileges=auto" in str(event.get("message")) for event in events)
+
+    wait_for(refused, "an Event with the command", TIMEOUT_S)
+    faults.upgrade(pods__privileges=AUTO)
+    training.until_attempt(2)
+    training.assert_exact(training.finish())
+    ctl(rows, "delete", "before", "--wait")
+    faults.upgrade(pods__privileges=USER_NAMESPACE)
 
 
 def test_what_jobset_lets_nobody_change_while_it_is_suspended(rows: Rows, tmp_path: Path) -> None:

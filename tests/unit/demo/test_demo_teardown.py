@@ -76,7 +76,7 @@ class RecordedStage:
 
     closed: list[bool]
 
-    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, say: Callable[[str], None], privileges: str) -> None:
         type(self).closed = []
 
     def up(self, with_airflow: bool) -> None:

@@ -80,5 +80,6 @@ def test_jobs_of_before_the_switch_are_named_and_those_that_would_get_no_pods_fa
     assert (kept.status, kept.message.startswith("1 of before")) == (doctor.OK, True) and "earlier" in kept.message
     (stuck,) = (check for check in found.values() if check.status == doctor.FAIL)
     assert stuck.name.endswith(".jobset") and "the guard of pods refuses" in stuck.message
+    assert stuck.fix.endswith("--set pods.privileges=auto")
     before = [check.name for check in jobs.running(kube, "default", 0.0, PLATFORM)]
     assert not {"privileges of jobs", stuck.name} & set(before)

@@ -254,6 +254,7 @@ def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the
         for user, changed in ((TENANT, {}), (ADMIN, {}), *((JOB_CONTROLLER, each) for each in strangers)):
             assert "only a pod with hostUsers: false" in refused(owned(on_node, **changed), user), (user, changed)
         assert "only a pod with hostUsers: false" in refused(job(on_node), JOB_CONTROLLER)
+        assert "--set pods.privileges=auto" in refused(job(on_node)), "what lets a JobSet of before go on"
     finally:
         chart_says(NODE)
     policies.eventually(lambda: not refused(pod(on_node)) and not refused(job(on_node)), "the node's are given again")

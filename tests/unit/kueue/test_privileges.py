@@ -19,13 +19,15 @@ from kueue_integration.controller.machines.nodes import Nodes
 from kueue_integration.doctor import probe
 from kueue_integration.errors import SpecError
 from kueue_integration.job import states
-from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs import lifecycle, time_travel
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, annotation, merge_patch
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec import platform_config, privileges
 from kueue_integration.spec.platform_config import AUTO, NODE, USER_NAMESPACE
+from singularity_proxy.protocol import names
+from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 KNOWN = {
     "new": {"can": "all"},
@@ -150,13 +152,14 @@ def test_adopted_jobs_have_the_level_that_submit_would_give(make: Any, setting: 
 
 
 def test_the_runtime_of_trainjobs_has_the_platforms_level_and_other_wishes_are_refused() -> None:
-    for setting, level in ((NODE, NODE), (AUTO, USER_NAMESPACE), (USER_NAMESPACE, USER_NAMESPACE)):
+    for setting, level in ((NODE, NODE), (AUTO, NODE), (USER_NAMESPACE, USER_NAMESPACE)):
         given = platform(setting, "new")
         (replicated,) = trainjob.runtime(given)["spec"]["template"]["spec"]["replicatedJobs"]
         pod = replicated["template"]["spec"]["template"]["spec"]
         assert (pod.get("hostUsers") is False) == (level == USER_NAMESPACE)
         published = admission_policy.pod_template(given, "singularity-system")
-        assert published["metadata"]["annotations"][job_names.ANN_PRIVILEGES] == level
+        of_jobs = NODE if setting == NODE else USER_NAMESPACE
+        assert published["metadata"]["annotations"][job_names.ANN_PRIVILEGES] == of_jobs
         assert "hostUsers" not in published["template"]["spec"]
         other = {NODE: USER_NAMESPACE, USER_NAMESPACE: NODE}[level]
         for wish in (None, AUTO, level, other):
@@ -205,3 +208,91 @@ def test_the_probe_of_a_flavor_has_the_level_of_its_jobs() -> None:
     for name, level in (("new", USER_NAMESPACE), ("old", NODE), ("unseen", NODE)):
         pod = probe.pod("default", given, flavor(name), 60)["spec"]
         assert (pod.get("hostUsers") is False) == (level == USER_NAMESPACE)
+
+
+# --- what may not go with a user namespace ----------------------------------------------------------------------------
+CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+NFS = {"name": "data", "nfs": {"server": "s", "path": "/"}}
+HUGE = {"name": "data", "emptyDir": {"medium": "HugePages-2Mi"}}
+UNKNOWN = "volume data may be one whose ids cannot be mapped"
+
+
+@pytest.mark.parametrize("volume", [CLAIM, NFS, HUGE], ids=["claim", "nfs", "huge pages"])
+@pytest.mark.parametrize("whose", ["job", "platform"])
+def test_at_auto_a_volume_that_may_not_be_mapped_keeps_a_job_on_the_node_unless_it_asks(
+    volume: dict[str, Any], whose: str
+) -> None:
+    for setting, wish, level in (
+        (AUTO, None, NODE), (AUTO, AUTO, NODE), (AUTO, USER_NAMESPACE, USER_NAMESPACE),
+        (USER_NAMESPACE, None, USER_NAMESPACE), (NODE, None, NODE),
+    ):  # fmt: skip
+        given, own = platform(setting, "new"), [volume]
+        if whose == "platform":
+            given, own = replace(given, volumes=own), []
+        job = render(spec(privileges=wish, volumes=own), given)[-1]
+        told = annotation(job, job_names.ANN_PRIVILEGES_WHY) or ""
+        assert states.privileges(job) == level
+        assert told.startswith(UNKNOWN) == (setting == AUTO and level == NODE), told
+        mine = plain()
+        mine["metadata"]["annotations"] |= {job_names.ANN_PRIVILEGES: wish} if wish else {}
+        mine["spec"]["template"]["spec"].setdefault("volumes", []).extend(own)
+        adopted = recreate.manifest(mine, given)
+        assert (states.privileges(adopted), annotation(adopted, job_names.ANN_PRIVILEGES_WHY)) == (level, told)
+
+
+def test_at_auto_devices_keep_a_job_on_the_node() -> None:
+    job = render(spec(resources={"cpu": "1", "nvidia.com/gpu": "1"}), platform(AUTO, "new"))[-1]
+    assert states.privileges(job) == NODE
+    assert (annotation(job, job_names.ANN_PRIVILEGES_WHY) or "").startswith(privileges.NO_DEVICES)
+
+
+def publish(kube: FakeKube, given: platform_config.PlatformConfig) -> None:
+    meta = {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE}
+    data = {platform_config.CONFIG_KEY: platform_config.to_json(given)}
+    kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+
+
+def saved(kube: FakeKube, level: str) -> dict[str, Any]:
+    """Job digits of this level, with a checkpoint."""
+    lifecycle.submit(kube, spec(), replace(PLATFORM, privileges=level))
+    ref = CheckpointRef("digits-a1-g1", 1, 1, 100, 4, PLATFORM.store, 4000, 4000, 1e9, sha256="0" * 64)
+    told = {job_names.ANN_CHECKPOINTS: to_json([ref]), names.ANN_CHECKPOINT: to_json(ref)}
+    return kube.patch(JOB, "default", "digits", {"metadata": {"annotations": told}})
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("had", "setting", "wish", "level"),
+    [
+        (NODE, NODE, None, NODE), (NODE, AUTO, None, NODE), (NODE, USER_NAMESPACE, None, USER_NAMESPACE),
+        (USER_NAMESPACE, NODE, None, USER_NAMESPACE), (USER_NAMESPACE, AUTO, None, USER_NAMESPACE),
+        (NODE, AUTO, USER_NAMESPACE, USER_NAMESPACE), (NODE, AUTO, AUTO, USER_NAMESPACE),
+        (USER_NAMESPACE, AUTO, NODE, NODE), (NODE, USER_NAMESPACE, AUTO, USER_NAMESPACE),
+        (NODE, USER_NAMESPACE, NODE, "lets capabilities count on the node for no job"),
+    ],
+)  # fmt: skip
+def test_a_fork_has_its_sources_level_or_the_one_it_asks_for(
+    had: str, setting: str, wish: str | None, level: str
+) -> None:
+    kube, made = with_queue("new"), None
+    given = replace(PLATFORM, privileges=setting, user_namespaces=KNOWN)
+    publish(kube, given)
+    source = saved(kube, had)
+    if level not in platform_config.PRIVILEGES:
+        with pytest.raises(SpecError, match=level):
+            time_travel.fork(kube, "default", "digits", "other", ask=lambda *_: {}, level=wish)
+        return
+    time_travel.fork(kube, "default", "digits", "other", ask=lambda *_: {}, level=wish)
+    made = kube.get(JOB, "default", "other")
+    (train,) = made["spec"]["template"]["spec"]["containers"]
+    assert states.privileges(made) == level
+    assert (train["securityContext"].get("procMount") == "Unmasked") == (level == USER_NAMESPACE)
+    assert states.privileges(source) == had
+
+
+def test_a_fork_never_has_more_than_its_source_unasked() -> None:
+    kube = with_queue("old")
+    publish(kube, replace(PLATFORM, privileges=AUTO, user_namespaces=KNOWN))
+    saved(kube, USER_NAMESPACE)
+    with pytest.raises(SpecError, match="no node of flavor old can give a pod a user namespace"):
+        time_travel.fork(kube, "default", "digits", "other", ask=lambda *_: {})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from ...protocol import user_namespace
 from ..ranks import process_scan, user
-from ..ranks.slot import ROOT, Slot
+from ..ranks.slot import Slot
 from . import locks, memfds, nameless_maps, sockets, unix_sockets
 
 SHOWN = 6
@@ -64,12 +64,6 @@ _KINDS: tuple[tuple[Find, str, str], ...] = (
         "programs, libraries or other mapped files were deleted or replaced on the disk, which no pod in a user "
         "namespace can save",
         "Leave the files of a running program as they are, or hold them open",
-    ),
-    (
-        lambda slot, _, __: ["its files"] if slot.view != ROOT and user_namespace.inside() else [],
-        "pods with different files have become one, and ranks see those of the pod that they came from, which no pod "
-        "in a user namespace can save again",
-        "Write what differs to a volume, or into the folder that travels with the rank",
     ),
     (
         lambda _, pids, __: process_scan.links_left(pids),
