@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +159,26 @@ def test_the_chart_gives_the_providers_on_and_the_right_to_read_the_profiles():
     assert (given.execConfig.command, given.execConfig.env) == ("plugin", [{"name": "A", "value": "$(B)"}])
     (rule,) = objects["Role", "singularity-multikueue-manager"]["rules"]
     assert (rule["resources"], rule["resourceNames"], rule["verbs"]) == (["clusterprofiles"], ["east"], ["get"])
+
+
+def test_a_program_is_run_again_when_its_token_is_about_to_expire(tmp_path: Path):
+    """One that fails then costs nothing while the API server still takes the token before."""
+    program, words = tmp_path / "gives-token", tmp_path / "token"
+    program.write_text(f"#!/bin/sh\ncat {words}\n")
+    program.chmod(0o755)
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "args": [], "env": []}}
+
+    def gives(token: str, expires: str) -> None:
+        status = {"token": token, "expirationTimestamp": expires}
+        words.write_text(
+            json.dumps({"apiVersion": user["exec"]["apiVersion"], "kind": "ExecCredential", "status": status})
+        )
+
+    gives("first", "2020-01-01T00:00:00Z")
+    made = access.connected(access.Access("1", kubeconfig(user), "gives-token of ours"))
+    words.write_text("no JSON")
+    assert made.credentials.headers()["authorization"] == "Bearer first"
+    gives("second", "2999-01-01T00:00:00Z")
+    assert made.credentials.headers()["authorization"] == "Bearer second"
+    gives("third", "2999-01-01T00:00:00Z")
+    assert made.credentials.headers()["authorization"] == "Bearer second"
