@@ -1,8 +1,7 @@
-"""What tenants may not write, whatever RBAC allows them: the guard policies of the chart, always in force. Pure.
+"""What tenants may not write, whatever RBAC allows them: what Python has to know of the chart's guard policies. Pure.
 
-`ownership` says whose each annotation is, for the docs too; `pods` what pods and Jobs may be in namespaces that train;
-`names` has the policies' own names. `policy` makes the chart's template (`python -m kueue_integration.guard.policy`; a
-test compares).
+The rules are the chart's (`guard*.yaml`, by hand). `names` has the policies' names, `ownership` says whose each
+annotation is, for the controller and the docs too; a test compares it with the chart.
 
 Nothing here asks a cluster, and what users may ask of their own jobs is never judged here.
 """

@@ -18,7 +18,6 @@ from kueue_integration.cli import doctor as command
 from kueue_integration.contract import agent_images, job_names
 from kueue_integration.errors import Forbidden, KubeError, Unreachable
 from kueue_integration.guard import names as guards
-from kueue_integration.guard import policy
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import (
     ADMISSION_CHECK,
@@ -62,7 +61,15 @@ def chart() -> list[dict[str, Any]]:
         (r"\{\{ \.Release\.Namespace \}\}", SYSTEM),
     ):
         text = re.sub(pattern, value, text)
-    made = [{**each, "metadata": {"name": each["metadata"]["name"]}} for each in policy.policies()]
+    made = [
+        obj(kind, name, spec=spec)
+        for name in guards.POLICIES
+        if name != guards.CONTROLLER  # which is in the text
+        for kind, spec in (
+            (ADMISSION_POLICY, {"failurePolicy": "Fail"}),
+            (ADMISSION_POLICY_BINDING, {"policyName": name, "validationActions": ["Deny"]}),
+        )
+    ]
     return [*(document for document in yaml.safe_load_all(text) if document), *made]
 
 

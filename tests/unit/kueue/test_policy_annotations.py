@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from api_server import ADMIN, CONTROLLER, JOB_CONTROLLER, KUEUE, MULTIKUEUE, TEAM, TENANT, Policies
 from kueue_samples import PLATFORM, spec
+from rendered import HELM, NO_HELM, render
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
-from kueue_integration.guard import ownership, policy
+from kueue_integration.guard import ownership
 from kueue_integration.guard.ownership import CONTROLLER as CONTROLLERS
 from kueue_integration.guard.ownership import CREATION, TABLE, USER, Annotation
 from kueue_integration.kube.resources import JOB, JOBSET, TRAINJOB, WORKLOAD, Kind, Object
 from kueue_integration.manifests import job_manifests
 from singularity_proxy.protocol import names
+
+OURS = " is the platform's: "
+"""Between the annotation and what to do instead."""
 
 
 def said(call) -> str:
@@ -40,8 +45,18 @@ def test_what_a_submission_writes_may_be_written_at_the_creation():
     assert ours <= {entry.name for entry in TABLE if entry.whose in (CREATION, USER)}
 
 
-def test_the_template_is_what_the_table_makes():
-    assert policy.TEMPLATE.read_text() == policy.template()
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+def test_the_chart_and_the_table_say_the_same():
+    """Else: charts/singularity/templates/guard-annotations.yaml."""
+    made = render()["ValidatingAdmissionPolicy", "singularity-guard-annotations"]["spec"]["variables"]
+    chart = {each["name"]: json.loads(each["expression"]) for each in made[:6]}
+    ours = ownership.reserved(CONTROLLERS, CREATION)
+    assert chart["instead"] == {entry.name: entry.instead for entry in ours}
+    assert chart["free"] == {e.name: texts for e in ours if (texts := [text for text in e.free if text is not None])}
+    assert chart["removable"] == [entry.name for entry in ours if ownership.REMOVED in entry.free]
+    assert chart["creators"] == [entry.name for entry in ours if entry.whose == CREATION]
+    assert chart["choices"] == {entry.name: [*entry.values] for entry in TABLE if entry.values}
+    assert chart["fixed"] == [*ownership.LABELS]
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=[entry.name for entry in TABLE])
@@ -59,7 +74,7 @@ def test_a_tenant_writes_what_is_a_tenants(policies: Policies, entry: Annotation
         assert (added, changed, removed) == ("", "", "")
     else:
         for text in (added, changed):
-            assert f"annotation {entry.name}{policy.OURS}{entry.instead}" in text
+            assert f"annotation {entry.name}{OURS}{entry.instead}" in text
         assert (removed == "") == (ownership.REMOVED in entry.free)
     policies.annotate(job, CONTROLLER, {entry.name: None})
     for text in entry.free:
@@ -69,7 +84,7 @@ def test_a_tenant_writes_what_is_a_tenants(policies: Policies, entry: Annotation
 @pytest.mark.parametrize("user", [TENANT, ADMIN, KUEUE, JOB_CONTROLLER])
 def test_only_the_controllers_accounts_write_them(policies: Policies, user: str) -> None:
     job = policies.job("accounts")
-    assert policy.OURS in said(lambda: policies.annotate(job, user, {job_names.ANN_HISTORY: "[]"}))
+    assert OURS in said(lambda: policies.annotate(job, user, {job_names.ANN_HISTORY: "[]"}))
 
 
 def test_the_account_of_a_multikueue_manager_may_bring_a_job_with_its_records(policies: Policies) -> None:
@@ -113,7 +128,7 @@ def test_the_status_subresource_is_no_way_around(policies: Policies) -> None:
     job = policies.job("status")
     body = {"metadata": {"annotations": {job_names.ANN_HISTORY: "[]"}}}
     tenant = policies.server.kube(TENANT)
-    assert policy.OURS in said(lambda: tenant.patch(JOB, TEAM, job["metadata"]["name"], body, subresource="status"))
+    assert OURS in said(lambda: tenant.patch(JOB, TEAM, job["metadata"]["name"], body, subresource="status"))
 
 
 @pytest.mark.parametrize("kind", [JOBSET, TRAINJOB, WORKLOAD], ids=lambda kind: kind.name)
@@ -125,9 +140,9 @@ def test_other_kinds_are_held_to_the_same(policies: Policies, kind: Kind) -> Non
 
     made("plain", **{job_names.ANN_HOLD: "armed", job_names.ANN_WORKERS: "2"})
     for entry in ownership.reserved(CONTROLLERS):
-        assert policy.OURS in said(lambda entry=entry: made("bad", **{entry.name: "1"})), entry.name
+        assert OURS in said(lambda entry=entry: made("bad", **{entry.name: "1"})), entry.name
     body = {"metadata": {"annotations": {job_names.ANN_WORKERS: "3"}}}
-    assert policy.OURS in said(lambda: policies.server.kube(TENANT).patch(kind, TEAM, "plain", body))
+    assert OURS in said(lambda: policies.server.kube(TENANT).patch(kind, TEAM, "plain", body))
 
 
 def test_labels_that_name_a_job_stay(policies: Policies) -> None:

@@ -10,12 +10,12 @@ import pytest
 from api_server import ADMIN, CONTROLLER, JOB_CONTROLLER, OTHER, TENANT, TRAINS, Policies
 from kueue_samples import PLATFORM
 from pod_variants import BAD, GOOD, Make, other, ours
+from rendered import HELM, NO_HELM, render
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import agent_images
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
-from kueue_integration.guard import policy
 from kueue_integration.jobs import preflight
 from kueue_integration.kube.resources import (
     ADMISSION_POLICY,
@@ -29,6 +29,7 @@ from kueue_integration.kube.resources import (
     Object,
 )
 from kueue_integration.spec.platform_config import NODE, USER_NAMESPACE
+from singularity_proxy.protocol import names
 
 
 def said(call) -> str:
@@ -51,8 +52,23 @@ def job(spec: Object, namespace: str = TRAINS) -> Object:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {"spec": spec}}}
 
 
-def test_the_template_is_what_the_rules_make():
-    assert policy.TEMPLATE.read_text() == policy.template()
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+@pytest.mark.parametrize("policy", [guards.PODS, guards.JOBS])
+def test_the_chart_knows_each_variable_that_the_platform_sets(policy: str) -> None:
+    """A pod has only some of them: pods of the other tests cannot show it."""
+    made = render()["ValidatingAdmissionPolicy", policy]["spec"]["variables"]
+    (listed,) = (each["expression"] for each in made if each["name"] == "settingsOfOurs")
+    every = {**vars(names), **vars(job_names)}
+    ours = sorted(value for name, value in every.items() if name.startswith("ENV_"))
+    assert json.loads(listed.removesuffix(" + []")) == [value for value in ours if value.startswith("SINGULARITY_")]
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+def test_pods_and_templates_of_jobs_are_held_to_the_same_rules():
+    made = render()
+    pods, jobs = (made["ValidatingAdmissionPolicy", name]["spec"] for name in (guards.PODS, guards.JOBS))
+    assert pods["validations"] == jobs["validations"]
+    assert pods["variables"][2:] == jobs["variables"][2:], "all but where the pod spec is, and who makes it"
 
 
 @pytest.mark.parametrize("make", GOOD.values(), ids=GOOD.keys())

@@ -7,10 +7,9 @@ from api_server import ADMIN, TEAM, TENANT, Policies
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, Invalid
-from kueue_integration.guard import policy
 from kueue_integration.kube.resources import POD, Object
 
-NOTE = {policy.FORGETTABLE: "true"}
+NOTE = {"kueue.x-k8s.io/safe-to-forcefully-delete": "true"}
 OURS = {job_names.LABEL_MANAGED: "true"}
 SENTENCE = "must not be on a training pod"
 SPEC = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example/any:1"}]}
