@@ -21,7 +21,7 @@ from .kit import Kit, PartError, Result, SkipPartError, own_packages, say, write
 
 PARTS = {
     "facts": 120, "cycle": 300, "move": 480, "nccl": 300, "share": 480, "store": 300, "steady": 300, "programs": 480,
-    "limits": 240, "periodic": 300, "many": 480,
+    "limits": 240, "periodic": 300, "many": 480, "userns": 300,
 }  # fmt: skip
 """Name -> seconds after which the part is ended, in the order of running: the most telling first."""
 GRACE_S = 10.0

@@ -15,7 +15,7 @@ from gpukit import build, report, runner
 from gpukit.kit import Check, Kit, PartError, Result, SkipPartError
 from gpukit.parts import limits
 
-QUICK = ("facts", "cycle", "limits")
+QUICK = ("facts", "cycle", "limits", "userns")
 
 
 @pytest.fixture(scope="module")
