@@ -7,6 +7,7 @@ who reads the pod's log or `status`: they name the thing, its value, and what to
         ConfigError
         StoreError
             StoreAwayError
+            KeyLostError
             DamageError
                 CheckpointNotFoundError
                 CorruptChunkError
@@ -44,6 +45,13 @@ class StoreError(ProxyError):
 
 class StoreAwayError(StoreError):
     """The store did not answer, or answered with errors that pass, for as long as was waited."""
+
+    passes = True
+
+
+class KeyLostError(StoreError):
+    """What is encrypted cannot be read, or nothing can be encrypted, without a key that is not here. Nothing is wrong
+    with the checkpoint, and the job goes on once the key is back."""
 
     passes = True
 

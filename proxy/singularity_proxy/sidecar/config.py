@@ -38,6 +38,8 @@ class Config:
     root: Path = Path(names.ROOT)
     """No variable names it: only a test has another."""
     mesh_port: int = names.MESH_PORT
+    store_keys: Path | None = None
+    """Folder with the namespace's keys: checkpoints are encrypted."""
     image_room: int | None = None
     """Bytes that the volume of the images may hold; None: as much as the disk has."""
 
@@ -92,6 +94,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Config:
         token_file=Path(_text(env, names.ENV_TOKEN_FILE)),
         checkpoint=env.get(names.ENV_CHECKPOINT, ""),
         engine=_engine(env),
+        store_keys=Path(env[names.ENV_STORE_KEYS]) if env.get(names.ENV_STORE_KEYS) else None,
         image_room=_room(env),
     )
     if config.world_size > page.MAX_WORLD:

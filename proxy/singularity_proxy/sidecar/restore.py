@@ -12,7 +12,7 @@ from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import image_room, names
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import RESTORES, CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan, Through
-from ..store import Parts, Store
+from ..store import NamespaceKeys, Parts, Store
 from . import hardware, state_parts
 from .config import Config
 from .state_parts import PartsServer
@@ -22,6 +22,11 @@ Agree = Callable[[Through, str], Awaitable[Through]]
 """`Pod.agree`."""
 Meet = Callable[[Sequence[int]], Awaitable[str]]
 """`Pod.meeting_place`."""
+
+
+def store_of(config: Config) -> Store:
+    """The job's store, with the namespace's keys. Raises StoreError."""
+    return Store(config.store, keys=NamespaceKeys(config.store_keys) if config.store_keys else None)
 
 
 def fresh_plan(config: Config, leader_ip: str) -> Plan:
@@ -42,7 +47,7 @@ def own(config: Config, reply: HelloReply) -> list[tuple[str, str]]:
 def parts_of(config: Config, ref: CheckpointRef, origin: Origin | None) -> Parts:
     """State engine: the checkpoint, to be fetched in parts. Raises ProxyError. Not for the event loop."""
     _check_url(config, ref)
-    store = Store(config.store)
+    store = store_of(config)
     manifest = store.read_manifest(config.namespace, maker(config, origin, ref.id), ref.id, ref.sha256)
     folder = config.image_dir / names.STATE_FROM
     return store.parts(
@@ -69,7 +74,7 @@ async def restore_plan(
     object), StoreError. MeshError: the others have not said what they can.
     """
     _check_url(config, ref)
-    store = Store(config.store)
+    store = store_of(config)
     job = maker(config, origin, ref.id)
     manifest = await asyncio.to_thread(store.read_manifest, config.namespace, job, ref.id, ref.sha256)
     through, why = hardware.through(manifest, config.engine, config.world_size, hardware.requirements())
@@ -160,7 +165,7 @@ async def damage(config: Config, ref: CheckpointRef, error: DamageError, reply: 
     The controller chooses in the same way, so that all pods of the next attempt restore the same one.
     """
     found = [Damage(ref.id, str(error))]
-    store = Store(config.store)
+    store = store_of(config)
     after = "training begins anew: no older checkpoint is left"
     for older in (r for r in reply.committed if r.generation < ref.generation and not r.passed_over):
         try:

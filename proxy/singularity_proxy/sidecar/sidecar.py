@@ -76,7 +76,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         await api.start()
         stack.push_async_callback(api.close)
         try:
-            store = Store(config.store)
+            store = restore.store_of(config)
             controller = await stack.enter_async_context(Controller(config))
             joining = _join(config, api, store, controller, restarted=beside_ranks(config, barrier))
             joined = await _unless_stopped(stop, joining)
@@ -142,7 +142,7 @@ async def _join(
     """
     while True:
         try:
-            await asyncio.to_thread(store.probe)
+            await asyncio.to_thread(store.probe, config.namespace)
             # Read before the controller confirms that this attempt is the current one. So these uploads are of earlier
             # attempts, which cannot commit any more. Uploads that come later are of this attempt, or of a later one.
             ended = await asyncio.to_thread(store.uploads, config.namespace, config.job) if config.leader else []

@@ -6,10 +6,11 @@ taken, who may commit it. Nothing in this package knows about Kubernetes, ranks'
 """
 
 from .catalog import Collected, Listing
+from .keys import NamespaceKeys
 from .part_runs import Range
 from .parts import Parts
 from .store import PutResult, Store
 from .stream import Socket as PagesSocket
 from .trust import Trust
 
-__all__ = ["Collected", "Listing", "PagesSocket", "Parts", "PutResult", "Range", "Store", "Trust"]
+__all__ = ["Collected", "Listing", "NamespaceKeys", "PagesSocket", "Parts", "PutResult", "Range", "Store", "Trust"]

@@ -16,7 +16,7 @@ from ..errors import CheckpointNotFoundError, DamageError, ProxyError, StoreErro
 from ..protocol import names
 from ..protocol.manifest import Manifest
 from ..protocol.state_image import lay_together
-from . import catalog
+from . import catalog, keys
 from .catalog import Listing
 from .progress import Progress, ignore
 from .store import Store
@@ -173,7 +173,7 @@ def gc(
 def answer(url: str, question: Sequence[str], progress: Progress = ignore) -> Json:
     """`{"result": ...}`, or `{"error": sentence}`. `question` is what follows the URL on the command line."""
     try:
-        return {"result": _ask(Store(url), [*question], progress)}
+        return {"result": _ask(Store(url, keys=keys.from_env()), [*question], progress)}
     except ProxyError as error:
         return {"error": str(error)}
 
@@ -190,8 +190,10 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
     if command == "release" and len(rest) == 4:
         store.release(rest[0], rest[1], rest[2], rest[3])
         return {"id": rest[2], "released": rest[3]}
-    if command == "probe" and not rest:
-        store.probe()
+    if command == "rewrap" and len(rest) == 2:
+        return {"data_keys": store.keys(rest[0], rest[1]).rewrap()}
+    if command == "probe" and len(rest) <= 1:
+        store.probe(*rest)
         return {"url": store.url}
     if command == "ls" and len(rest) == 2:
         return ls(store, *rest)
@@ -211,7 +213,8 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
     raise StoreError(
         f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID [SHA256]`, `verify NAMESPACE JOB ID "
         "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `fetch NAMESPACE JOB ID FOLDER [SHA256]`, "
-        "`import NAMESPACE JOB FILE`, `hold NAMESPACE JOB ID HOLDER [SHA256]`, `release NAMESPACE JOB ID HOLDER` or "
+        "`import NAMESPACE JOB FILE`, `hold NAMESPACE JOB ID HOLDER [SHA256]`, `release NAMESPACE JOB ID HOLDER`, "
+        "`rewrap NAMESPACE JOB` or "
         "`gc NAMESPACE JOB KEEP plan|delete|delete-ended [LIVE_ID ...]`"
     )
 

@@ -1,4 +1,6 @@
-"""A checkpoint as one tar archive: `manifest.json`, then `recipes/<name>` and `packs/<name>` as in the store.
+"""A checkpoint as one tar archive: `manifest.json`, then `keys/`, `recipes/` and `packs/` as in the store.
+
+What is encrypted stays so, and the archive has the wrapped data keys: who takes it in has the namespace's key.
 
 An archive may come from anywhere. Names, sizes, kinds and digests are checked against the manifest, and nothing is
 unpacked to a path that the archive chose. The checkpoint exists only when everything was there.
@@ -16,13 +18,14 @@ from ..errors import CorruptChunkError, StoreError
 from ..protocol import manifest as mf
 from ..protocol.manifest import Manifest, Stored
 from ..protocol.messages import MessageError
-from . import catalog, layout, locks, pack
+from . import catalog, keys, layout, locks, pack, sealing
 from .progress import Count, Progress
 
 if TYPE_CHECKING:
     from .store import Store
 
 MANIFEST: Final = "manifest.json"
+MOST_KEYS: Final = 1000
 LARGEST_RECIPE: Final = 1 << 30
 LARGEST_PACK: Final = pack.HEAD_SIZE + 2 * pack.CONTENT_SIZE
 """Bytes."""
@@ -45,12 +48,15 @@ def write(store: Store, manifest: Manifest, target: BinaryIO, progress: Progress
             total += len(data)
 
         add(MANIFEST, mf.dumps(manifest).encode())
+        of_job = store.keys(manifest.namespace, manifest.job)
+        for name in (f"{keys.FOLDER}/{one}.{by}" for one, by in of_job.wrapped()):
+            add(name, store.backend.read(f"{folder}/{name}", keys.MOST_BYTES) or b"")
         for (kind, name), size in wanted.items():
             where = f"checkpoint {manifest.id}"
             data = store.backend.read(layout.object_path(folder, kind, name))
             if data is None:
                 raise CorruptChunkError(kind[:-1], name, where, "is missing")
-            problem = _problem(kind, name, size, data)
+            problem = _problem(kind, name, size, data, of_job.of)
             if problem:
                 raise CorruptChunkError(kind[:-1], name, where, problem)
             add(f"{kind}/{name}", data)
@@ -110,12 +116,19 @@ def _objects(
 ) -> None:
     count = Count(progress, sum(catalog.objects(manifest).values()))
     wanted = {f"{kind}/{name}": (kind, name, size) for (kind, name), size in catalog.objects(manifest).items()}
+    of_job, data_keys = store.keys(manifest.namespace, manifest.job), set[str]()
     while (member := tar.next()) is not None:
+        if keys.is_wrapped(member.name.removeprefix(f"{keys.FOLDER}/")) and member.name not in data_keys:
+            data_keys.add(member.name)
+            if len(data_keys) > MOST_KEYS:
+                raise StoreError(f"the archive has more than {MOST_KEYS} keys: refused")
+            store.backend.write(f"{folder}/{member.name}", _content(tar, member, keys.MOST_BYTES), new=True)
+            continue
         if member.name not in wanted:
             raise StoreError(f"the archive holds {member.name!r}, twice or without need: refused")
         kind, name, size = wanted.pop(member.name)
         data = _content(tar, member, min(size, LARGEST_RECIPE if kind == "recipes" else LARGEST_PACK))
-        problem = _problem(kind, name, size, data)
+        problem = _problem(kind, name, size, data, of_job.of)
         if problem:
             raise CorruptChunkError(kind[:-1], name, "the archive", problem)
         store.backend.write(layout.object_path(folder, kind, mf.object_name(mf.content_of(name), upload)), data)
@@ -137,14 +150,14 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
     return data
 
 
-def _problem(kind: layout.Kind, name: str, size: int, data: bytes) -> str:
-    """What is wrong with an object; "" if it is what its name says."""
+def _problem(kind: layout.Kind, name: str, size: int, data: bytes, key_of: sealing.KeyOf) -> str:
+    """What is wrong with an object; "" if it is what its name says. Raises KeyLostError, DamageError, StoreError."""
     if len(data) != size:
         return f"has {len(data)} bytes instead of {size}"
     if kind == "recipes":
         return "" if hashlib.sha256(data).hexdigest() == mf.content_of(name) else "does not match its digest"
     try:
-        head = pack.read_head(mf.content_of(name), data)
+        head = pack.read_head(mf.content_of(name), data, key_of)
         for number in range(len(head.blocks)):
             pack.read_block(head, number, data)
     except pack.PackError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import copy
 import errno
 import math
@@ -37,6 +38,8 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 T = TypeVar("T")
 TEMPORARY: Final = ".tmp-"
 SCHEMES: Final = ("file", "gs", "s3", "memory")
+SHARED: Final = 2
+"""Levels of folders below a store that all users need: `jobs`, and the namespaces in it. Others only pass there."""
 SUPPORTED: Final = "file://, gs://, s3:// or memory://"
 PATIENCE_S: Final = 120.0
 FIRST_TRY_S: Final = 20.0
@@ -123,7 +126,7 @@ class Backend:
 
         def put(limit: float) -> None:
             if self.local:
-                _write_local(Path(self.path(relative)), data, check, new)
+                _write_local(Path(self.root), relative, data, check, new)
             else:
                 check()
                 self._call("pipe_file", limit, self.path(relative), data, **({"mode": "create"} if new else {}))
@@ -267,9 +270,10 @@ def _no_condition(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or "NotImplemented" in f"{type(error)} {error}"
 
 
-def _write_local(path: Path, data: bytes | memoryview, check: Callable[[], None], new: bool) -> None:
+def _write_local(root: Path, relative: str, data: bytes | memoryview, check: Callable[[], None], new: bool) -> None:
     """`check` raises when the file must not appear any more. `new`: raises FileExistsError if the file exists."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = root / relative
+    _make_folders(root, relative)
     temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
     try:
         past_cache.write(temporary, data)
@@ -286,6 +290,16 @@ def _write_local(path: Path, data: bytes | memoryview, check: Callable[[], None]
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _make_folders(root: Path, relative: str) -> None:
+    """Those that a file needs. What jobs have is for their user alone."""
+    root.mkdir(parents=True, exist_ok=True)
+    for level, name in enumerate(relative.split("/")[:-1]):
+        root /= name
+        if not root.is_dir():
+            with contextlib.suppress(FileExistsError):
+                root.mkdir(mode=0o711 if level < SHARED else 0o700)
 
 
 def _linked(temporary: Path, path: Path) -> bool:

@@ -94,13 +94,14 @@ def last_use(store: Store, namespace: str, job: str, ranks: Iterable[int]) -> di
     """Packs of these ranks' images in the newest checkpoint -> how many chunks of it one of the ranks uses at most.
     Empty if that is not known."""
     used: dict[str, int] = {}
-    folder = layout.job_folder(namespace, job)
+    folder, keys = layout.job_folder(namespace, job), store.keys(namespace, job)
     with contextlib.suppress(StoreError, CorruptChunkError):
         newest = next((each.manifest for each in list_checkpoints(store, namespace, job)), None)
         for image in newest.ranks if newest else ():
             if image.rank in ranks:
                 own = Counter[str]()
-                for run in itertools.chain(*download.read_recipe(store.backend, folder, image, "the last checkpoint")):
+                runs = download.read_recipe(store.backend, folder, keys, image, "the last checkpoint")
+                for run in itertools.chain(*runs):
                     if run.pack != layout_map.ZEROS:
                         own[image.packs[run.pack - 1].name] += run.count
                 used.update({name: max(count, used.get(name, 0)) for name, count in own.items()})
@@ -152,11 +153,12 @@ def verify(store: Store, manifest: Manifest, progress: Progress) -> list[str]:
     """See `Store.verify`."""
     count = Count(progress, sum(objects(manifest).values()))
     folder = layout.job_folder(manifest.namespace, manifest.job)
+    keys = store.keys(manifest.namespace, manifest.job)
     where = f"checkpoint {manifest.id}"
     problems: list[str] = []
     for rank in manifest.ranks:
         try:
-            download.read_recipe(store.backend, folder, rank, f"{where}, rank {rank.rank}")
+            download.read_recipe(store.backend, folder, keys, rank, f"{where}, rank {rank.rank}")
         except CorruptChunkError as error:
             problems.append(str(error))
     for size in {rank.recipe.name: rank.recipe.size for rank in manifest.ranks}.values():
@@ -164,7 +166,7 @@ def verify(store: Store, manifest: Manifest, progress: Progress) -> list[str]:
 
     def check(stored: Stored) -> str:
         try:
-            head, data = download.read_pack(store.backend, folder, stored, where)
+            head, data = download.read_pack(store.backend, folder, keys, stored, where)
             for number in range(len(head.blocks)):
                 pack.read_block(head, number, data)
         except CorruptChunkError as error:

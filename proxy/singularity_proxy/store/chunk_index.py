@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ..protocol.manifest import Stored, content_of, is_object
-from . import chunking, pack
+from . import chunking, pack, sealing
 from .backend import Backend
 from .key_index import KeyIndex
 
@@ -29,6 +29,7 @@ class Known:
 
     :param doomed: what a collection may be deleting (`packs/<name>`): taken as if it were gone
     :param believed: packs of which it says no are not used
+    :param key_of: data keys; :param reused: ids of those whose packs are used, "" for packs that are not encrypted
 
     A place is pack number << SLOT_BITS | slot; `packs[number]` is None until that pack is written.
     """
@@ -40,8 +41,11 @@ class Known:
         pool: ThreadPoolExecutor,
         doomed: frozenset[str],
         believed: Believed,
+        key_of: sealing.KeyOf = sealing.no_key,
+        reused: frozenset[str] = frozenset(("",)),
     ) -> None:
         self._backend = backend
+        self._key_of, self._reused = key_of, reused
         self._believed = believed
         self._folder = folder
         self._pool = pool
@@ -109,14 +113,15 @@ class Known:
         """True: not usable. False: not to be believed."""
         name, size = item
         data = self._backend.read(f"{self._folder}/packs/{name}", pack.HEAD_SIZE)
-        if data is None:
+        if data is None or sealing.key_id(data) not in self._reused:
             return True
         try:
-            head = pack.read_head(content_of(name), data)
+            head = pack.read_head(content_of(name), data, self._key_of)
+            plain = pack.plain_head(data, self._key_of)
         except pack.PackError as error:
             log.warning("store %s: pack %s %s; it is not used again", self._backend.url, name, error)
             return True
         # The keys of older versions are other digests: nothing is found by them.
         if head.size != size or head.digest != chunking.DIGEST:
             return True
-        return head if self._believed(name, data) else False
+        return head if self._believed(name, plain) else False

@@ -1,7 +1,8 @@
-"""`python -m singularity_proxy.store ls|show|verify|pin|unpin|prune|gc|export|import --store URL`: look after a store.
+"""`python -m singularity_proxy.store ls|show|verify|pin|unpin|prune|gc|rewrap|export|import --store URL`.
 
-Runs where the store is reachable, for example in a pod. `--json`: one JSON document on standard output. Exit status: 0
-done, 1 the store or the checkpoint is at fault (the reason on standard error, or in the document), 2 wrong usage.
+Looks after a store. Runs where it is reachable, for example in a pod. `--json`: one JSON document on standard output.
+Exit status: 0 done, 1 the store or the checkpoint is at fault (the reason on standard error, or in the document), 2
+wrong usage.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from ..errors import StoreError
 from ..protocol.manifest import Manifest
-from . import admin, catalog
+from . import admin, catalog, keys
 from .admin import content_size
 from .catalog import Listing
 from .progress import Progress, ignore
@@ -36,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
         print("gc: --ended is said of one job: give --namespace and --job", file=sys.stderr)
         return 2
     try:
-        status, document, lines = _COMMANDS[args.command](Store(args.store, patience_s=args.patience), args)
+        status, document, lines = _COMMANDS[args.command](
+            Store(args.store, patience_s=args.patience, keys=keys.from_env()), args
+        )
     except (StoreError, OSError) as error:
         if args.json:
             print(json.dumps({"error": str(error)}))
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "unpin": "let a checkpoint be pruned again",
         "prune": "delete all but the newest and the pinned checkpoints of a job",
         "gc": "delete content that no checkpoint needs any more",
+        "rewrap": "wrap data keys by the namespace's newest key alone: older ones are not needed any more",
         "export": "write a checkpoint as one tar archive",
         "import": "take in an archive, verified",
     }
@@ -66,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--store", required=True, metavar="URL", help="for example file:///mnt/checkpoints")
         required = name in ("show", "verify", "pin", "unpin", "prune", "export")
-        command.add_argument("--namespace", required=required, default="", help="of the job")
+        command.add_argument("--namespace", required=required or name == "rewrap", default="", help="of the job")
         command.add_argument("--job", required=required, default="", help="name of the job")
         command.add_argument("--json", action="store_true", help="one JSON document")
         command.add_argument("--patience", type=float, default=30.0, metavar="S", help="seconds to try again")
@@ -201,6 +205,21 @@ def _gc(store: Store, args: argparse.Namespace) -> Answer:
     return (1 if any("error" in row for row in rows) else 0), {"jobs": rows}, lines
 
 
+def _rewrap(store: Store, args: argparse.Namespace) -> Answer:
+    """Of one job, or of all jobs of the namespace, for each has the same keys."""
+    jobs = [job for ns, job in store.jobs() if ns == args.namespace and args.job in ("", job)]
+    found: dict[str, list[str]] = {}
+    problems: dict[str, str] = {}
+    for job in jobs:
+        try:
+            found[job] = store.keys(args.namespace, job).rewrap()
+        except StoreError as error:
+            problems[job] = str(error)
+    lines = [f"{args.namespace}/{job}: {len(done)} data keys are wrapped anew" for job, done in found.items()]
+    lines += [f"{args.namespace}/{job}: {problem}" for job, problem in problems.items()]
+    return (1 if problems else 0), {"jobs": found, "problems": problems}, lines or ["no job has anything here"]
+
+
 def _export(store: Store, args: argparse.Namespace) -> Answer:
     manifest = _manifest(store, args)
     if args.file == "-":
@@ -245,5 +264,5 @@ def _manifest(store: Store, args: argparse.Namespace) -> Manifest:
 
 _COMMANDS: dict[str, Callable[[Store, argparse.Namespace], Answer]] = {
     "ls": _ls, "show": _show, "verify": _verify, "pin": _pin, "unpin": _pin, "prune": _prune, "gc": _gc,
-    "export": _export, "import": _import,
+    "rewrap": _rewrap, "export": _export, "import": _import,
 }  # fmt: skip

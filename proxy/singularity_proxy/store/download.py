@@ -16,8 +16,9 @@ from typing import Final, NamedTuple, TypeVar
 from ..errors import CorruptChunkError, DamageError, RestoreRefusedError, StoreError
 from ..protocol.image_room import Room
 from ..protocol.manifest import Manifest, RankImage, Stored, content_of
-from . import layout, layout_map, pack
+from . import layout, layout_map, pack, sealing
 from .backend import Backend
+from .keys import JobKeys
 from .progress import Count, Progress
 
 SECOND_LOOK_S: Final = 1.0
@@ -97,8 +98,10 @@ def twice(look: Callable[[], T]) -> T:
         return look()
 
 
-def read_recipe(backend: Backend, folder: str, image: RankImage, where: str) -> list[list[layout_map.Run]]:
-    """Runs per file. Raises CorruptChunkError, StoreError."""
+def read_recipe(
+    backend: Backend, folder: str, keys: JobKeys, image: RankImage, where: str
+) -> list[list[layout_map.Run]]:
+    """Runs per file. Raises CorruptChunkError, KeyLostError, StoreError."""
     stored = image.recipe
     data = backend.read(layout.object_path(folder, "recipes", stored.name), stored.size + 1)
     if data is None:
@@ -106,13 +109,13 @@ def read_recipe(backend: Backend, folder: str, image: RankImage, where: str) -> 
     if len(data) != stored.size or hashlib.sha256(data).hexdigest() != content_of(stored.name):
         raise CorruptChunkError("recipe", stored.name, where, "does not match its digest")
     try:
-        return layout_map.decode(data, image.files, len(image.packs))
-    except layout_map.RecipeError as error:
+        return layout_map.decode(sealing.opened(data, keys.of)[0], image.files, len(image.packs))
+    except (layout_map.RecipeError, sealing.SealError) as error:
         raise CorruptChunkError("recipe", stored.name, where, str(error)) from None
 
 
-def read_pack(backend: Backend, folder: str, stored: Stored, where: str) -> tuple[pack.Head, bytes]:
-    """A pack, of which the head is verified. Raises CorruptChunkError, StoreError."""
+def read_pack(backend: Backend, folder: str, keys: JobKeys, stored: Stored, where: str) -> tuple[pack.Head, bytes]:
+    """A pack, of which the head is verified. Raises CorruptChunkError, KeyLostError, StoreError."""
     data = backend.read(layout.object_path(folder, "packs", stored.name), stored.size + 1)
     if data is None:
         raise CorruptChunkError("pack", stored.name, where, "is missing")
@@ -121,7 +124,7 @@ def read_pack(backend: Backend, folder: str, stored: Stored, where: str) -> tupl
         problem = short if len(data) < stored.size else f"is longer than its {stored.size} bytes"
         raise CorruptChunkError("pack", stored.name, where, problem)
     try:
-        head = pack.read_head(content_of(stored.name), data)
+        head = pack.read_head(content_of(stored.name), data, keys.of)
     except pack.PackError as error:
         raise CorruptChunkError("pack", stored.name, where, str(error)) from None
     if head.size != stored.size:
@@ -132,6 +135,7 @@ def read_pack(backend: Backend, folder: str, stored: Stored, where: str) -> tupl
 def fetch(
     backend: Backend,
     folder: str,
+    keys: JobKeys,
     manifest: Manifest,
     targets: Mapping[int, Path],
     threads: int,
@@ -149,7 +153,7 @@ def fetch(
             raise StoreError(f"checkpoint {manifest.id} has no rank {rank}, only 0..{manifest.world_size - 1}")
         total += sum(f.size for f in images[rank].files if wanted(f.path))
         where = f"checkpoint {manifest.id}, rank {rank}"
-        runs = twice(partial(read_recipe, backend, folder, images[rank], where))
+        runs = twice(partial(read_recipe, backend, folder, keys, images[rank], where))
         plan.note(images[rank], runs, target, wanted)
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -172,7 +176,7 @@ def fetch(
             raise StoreError(f"download of checkpoint {manifest.id} was cancelled")
         where = f"checkpoint {manifest.id}"
         try:
-            count.add(place(backend, folder, plan, stored, where, again=not damage))
+            count.add(place(backend, folder, keys, plan, stored, where, again=not damage))
         except CorruptChunkError as error:
             # The other packs are checked all the same: later uploads have to know every damaged pack.
             damage.append(error)
@@ -191,7 +195,15 @@ def fetch(
     return total
 
 
-def place(backend: Backend, folder: str, plan: Placement, stored: Stored, checkpoint: str, again: bool = True) -> int:
+def place(
+    backend: Backend,
+    folder: str,
+    keys: JobKeys,
+    plan: Placement,
+    stored: Stored,
+    checkpoint: str,
+    again: bool = True,
+) -> int:
     """Read a pack and write all of its pieces; their bytes. Damage is noted in the store, for later uploads.
 
     :param again: look twice before it counts as damaged
@@ -202,7 +214,7 @@ def place(backend: Backend, folder: str, plan: Placement, stored: Stored, checkp
     where = f"{checkpoint}, file {first.name}"
 
     def once() -> int:
-        head, data = read_pack(backend, folder, stored, where)
+        head, data = read_pack(backend, folder, keys, stored, where)
         try:
             block_of = cache(lambda number: pack.read_block(head, number, data))
             return write(head, block_of, plan.files, plan.pieces(stored))

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from . import memory, pack
+from . import memory, pack, sealing
 from .chunking import DIGEST, DIGESTS, LARGEST
 
 if sys.version_info >= (3, 14):
@@ -29,7 +29,7 @@ SAMPLE: Final = 4 << 10
 SAMPLES: Final = 4
 """Pieces of a block that are tried together, and the bytes of each."""
 _BEGIN: Final = pack.HEAD_SIZE
-"""Where the content begins: the head is put right before it."""
+"""Where the blocks begin: the head is put right before them."""
 
 
 class Draft:
@@ -38,11 +38,15 @@ class Draft:
     `full` says when it has to be built: no more than one chunk (`LARGEST`) goes over the edge.
 
     :param seal_key: b"" for packs without a seal
+    :param data_key: what they are encrypted with; None: they are not
     """
 
-    def __init__(self, seal_key: bytes = b"") -> None:
-        self._seal_key = seal_key
-        self._room = memory.room(_BEGIN + pack.CONTENT_SIZE + LARGEST)
+    def __init__(self, seal_key: bytes = b"", data_key: sealing.DataKey | None = None) -> None:
+        self._seal_key, self._data_key = seal_key, data_key
+        # An encrypted block is longer than its content: the content begins so much later that it still moves to the
+        # front.
+        self._content = _BEGIN + (0 if data_key is None else pack.MOST_BLOCKS * sealing.TAG)
+        self._room = memory.room(self._content + pack.CONTENT_SIZE + LARGEST)
         self._compressor = zstd.ZstdCompressor(LEVEL)
         self._lengths = array("I")
         self.keys: list[bytes] = []
@@ -57,9 +61,9 @@ class Draft:
         """Where the caller puts the content of the next chunks, before anything else is called."""
         self.keys += keys
         self._lengths.extend(lengths)
-        begin = _BEGIN + self.size
+        begin = self._content + self.size
         self.size += sum(lengths)
-        return self._room[begin : _BEGIN + self.size]
+        return self._room[begin : self._content + self.size]
 
     def clear(self) -> None:
         """Nothing is in it any more."""
@@ -68,18 +72,23 @@ class Draft:
     def build(self) -> tuple[str, memoryview]:
         """sha256 of the head (hex) and bytes of the pack, until `clear`. The content is gone."""
         blocks: list[tuple[int, int, int, bytes]] = []
-        read = write = _BEGIN
+        read, write = self._content, _BEGIN
+        seal = None if self._data_key is None else sealing.Draft(self._data_key)
         codec = pack.RAW
         for length in pack.block_lengths(self._lengths):
             # Like its neighbour: where that was worth it no sample is asked.
             codec, stored = self._compress(self._room[read : read + length], sampled=codec == pack.RAW)
-            end = write + len(stored)
-            if write != read or codec != pack.RAW:
-                self._room[write:end] = stored
-            digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](self._room[write:end])
+            digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](stored)
             blocks.append((len(stored), length, codec, digest))
+            if seal is not None:
+                stored = seal.cipher.encrypt(len(blocks), stored)
+            end = write + len(stored)
+            if seal is not None or write != read or codec != pack.RAW:
+                self._room[write:end] = stored
             read, write = read + length, end
         head = pack.encode_head(self.keys, self._lengths, blocks, self._seal_key)
+        if seal is not None:
+            head = seal.begin(head)
         begin = _BEGIN - len(head)
         self._room[begin:_BEGIN] = head
         return hashlib.sha256(head).hexdigest(), self._room[begin:write]

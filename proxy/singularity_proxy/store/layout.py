@@ -13,6 +13,11 @@ Kind = Literal["packs", "recipes"]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
+def namespace_folder(namespace: str) -> str:
+    """Where all that jobs of a namespace store lies, with a `/`; "" of none. Raises StoreError for a bad name."""
+    return f"{job_folder(namespace, 'any').rpartition('/')[0]}/" if namespace else ""
+
+
 def job_folder(namespace: str, job: str) -> str:
     """Folder of all that a job stores. Raises StoreError for a name that is not one of Kubernetes'."""
     for field, value in (("namespace", namespace), ("job", job)):

@@ -12,6 +12,9 @@ Uploads find chunks by their keys. Whoever may write to the store can make a pac
 So the content of each chunk is compared with its key where it is used. The seal is a MAC of the head by a key that only
 the pods of one attempt have (`trust`).
 
+An encrypted pack is a `sealing` object. The head is its first part, and each block is a part. The name is the sha256 of
+the head as it is stored.
+
 Packs of version 2 are read, too. They have neither name of a digest nor seal: theirs is sha256, also of blocks that are
 not compressed.
 """
@@ -29,6 +32,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from . import sealing
 from .chunking import DIGEST, DIGESTS, KEY_SIZE, LARGEST
 
 if sys.version_info >= (3, 14):
@@ -48,8 +52,8 @@ _MAGIC_2: Final = b"SGPACK\x00\x02"
 _START_2: Final = struct.Struct("<8sII")
 _BLOCK: Final = struct.Struct("<IIB32s")
 _LENGTH: Final = 4
-_MOST_BLOCKS: Final = (CONTENT_SIZE + LARGEST) // BLOCK_SIZE + 2
-HEAD_SIZE: Final = _START.size + _MOST_BLOCKS * _BLOCK.size + MOST_CHUNKS * (KEY_SIZE + _LENGTH)
+MOST_BLOCKS: Final = (CONTENT_SIZE + LARGEST) // BLOCK_SIZE + 2
+HEAD_SIZE: Final = _START.size + MOST_BLOCKS * _BLOCK.size + MOST_CHUNKS * (KEY_SIZE + _LENGTH) + sealing.OVERHEAD
 """Bytes: no head is longer."""
 RAW, ZSTD = 0, 1
 
@@ -83,6 +87,8 @@ class Head:
     """Name of the digest of its content, one of `DIGESTS`."""
     old: bool = False
     """Of version 2."""
+    cipher: sealing.Cipher | None = None
+    """Of its blocks."""
 
     def span(self, first: int, count: int) -> tuple[int, int]:
         """Where `count` chunks from number `first` lie in the content. Raises PackError."""
@@ -136,17 +142,45 @@ def _seal(key: bytes, head: bytearray) -> bytes:
     return hmac.digest(key, b"pack" + head, hashlib.sha256)
 
 
-def read_head(digest: str, data: bytes) -> Head:
-    """Parse and verify the head with this sha256 (hex); `data` holds at least the head. Raises PackError."""
+def plain_head(data: bytes, key_of: sealing.KeyOf) -> bytes:
+    """The head that `data` begins with, decrypted; not verified. More may follow. Raises PackError, StoreError."""
+    try:
+        return sealing.opened(data, key_of)[0]
+    except sealing.SealError as error:
+        raise PackError(str(error)) from None
+
+
+def read_head(digest: str, data: bytes, key_of: sealing.KeyOf = sealing.no_key) -> Head:
+    """Parse and verify the head with this sha256 (hex); `data` holds at least the head.
+
+    Raises PackError, and StoreError where the data key is not to be had.
+    """
+    if not sealing.key_id(data):
+        return _parsed(digest, data)
+    end = sealing.begin_size(data)
+    if len(data) < end or end > HEAD_SIZE:
+        raise PackError("does not begin like a pack of this version")
+    if hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
+        raise PackError("does not match its digest")
+    try:
+        first, cipher = sealing.opened(data, key_of)
+    except sealing.SealError as error:
+        raise PackError(str(error)) from None
+    return _parsed(None, first, end, cipher)
+
+
+def _parsed(digest: str | None, data: bytes, at: int = 0, cipher: sealing.Cipher | None = None) -> Head:
+    """:param at: where the blocks begin, if not after the head. Raises PackError."""
+    more_each = 0 if cipher is None else sealing.TAG
     old = data[: len(_MAGIC_2)] == _MAGIC_2
     start = _START_2 if old else _START
     if len(data) < start.size:
         raise PackError(f"has only {len(data)} bytes")
     magic, count, blocks, *more = start.unpack_from(data)
     end = start.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH)
-    if magic not in (_MAGIC, _MAGIC_2) or count > MOST_CHUNKS or blocks > _MOST_BLOCKS or len(data) < end:
+    if magic not in (_MAGIC, _MAGIC_2) or count > MOST_CHUNKS or blocks > MOST_BLOCKS or len(data) < end:
         raise PackError("does not begin like a pack of this version")
-    if hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
+    if digest is not None and hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
         raise PackError("does not match its digest")
     named = "sha256" if old else more[0].rstrip(b"\0").decode(errors="replace")
     if named not in DIGESTS:
@@ -155,21 +189,23 @@ def read_head(digest: str, data: bytes) -> Head:
     lengths_at = keys_at + count * KEY_SIZE
     keys = [data[i : i + KEY_SIZE] for i in range(keys_at, lengths_at, KEY_SIZE)]
     lengths = struct.unpack_from(f"<{count}I", data, lengths_at)
-    table, offset, begin = [], end, 0
+    table, offset, begin = [], at or end, 0
     for stored, length, codec, digest_of in _BLOCK.iter_unpack(memoryview(data)[start.size : keys_at]):
-        table.append(Block(offset, stored, begin, length, codec, digest_of))
-        offset, begin = offset + stored, begin + length
+        table.append(Block(offset, stored + more_each, begin, length, codec, digest_of))
+        offset, begin = table[-1].offset + table[-1].stored, begin + length
     starts = list(accumulate(lengths, initial=0))
     edges = {block.begin for block in table}
     if starts[-1] != begin or begin > CONTENT_SIZE + LARGEST or not edges.issubset(starts):
         raise PackError("has a head that contradicts itself")
-    return Head(keys, starts, table, offset, named, old)
+    return Head(keys, starts, table, offset, named, old, cipher)
 
 
 def head_size(data: bytes) -> int:
     """Bytes of the head that begins with `data`, which may be cut; not verified."""
     if len(data) < _START.size:
         return HEAD_SIZE
+    if sealing.key_id(data):
+        return min(sealing.begin_size(data), HEAD_SIZE)
     start = _START_2 if data[: len(_MAGIC_2)] == _MAGIC_2 else _START
     count: int
     blocks: int
@@ -186,6 +222,11 @@ def read_block(head: Head, number: int, data: bytes, base: int = 0) -> bytes:
     """Verified content of a block; `data` is the pack from byte `base` on. Raises PackError."""
     block = head.blocks[number]
     stored = data[block.offset - base : block.offset - base + block.stored]
+    if head.cipher is not None:
+        try:
+            stored = head.cipher.decrypt(number + 1, stored)
+        except sealing.SealError as error:
+            raise PackError(f"{error} (bytes {block.offset} to {block.offset + block.stored})") from None
     if block.codec == RAW:
         content = stored  # the keys of its chunks verify each byte of it: one look is enough
     else:

@@ -17,6 +17,7 @@ from ..protocol.manifest import Manifest, RankImage, Stored, content_of
 from . import download, layout, pack
 from .backend import Backend
 from .download import Placement
+from .keys import JobKeys
 from .part_runs import FileRuns, Range, Span, of_file, series, spans
 
 FIRST: Final = 32 << 10
@@ -68,13 +69,14 @@ class Parts:
     def __init__(
         self,
         backend: Backend,
+        keys: JobKeys,
         manifest: Manifest,
         target: Path,
         wanted: Callable[[str], bool],
         submit: Callable[..., Future[int]],
         room: Callable[[], Room] | None = None,
     ) -> None:
-        self._backend, self._manifest, self._target = backend, manifest, target
+        self._backend, self._keys, self._manifest, self._target = backend, keys, manifest, target
         self._wanted, self._submit, self._room = wanted, submit, room
         self._folder = layout.job_folder(manifest.namespace, manifest.job)
         self._plan = Placement()
@@ -141,7 +143,7 @@ class Parts:
     # ------------------------------------------------------------------------------------------------------------------
     def _note(self, image: RankImage) -> None:
         where = f"checkpoint {self._manifest.id}, rank {image.rank}"
-        runs = download.twice(lambda: download.read_recipe(self._backend, self._folder, image, where))
+        runs = download.twice(lambda: download.read_recipe(self._backend, self._folder, self._keys, image, where))
         self._plan.note(image, runs, self._target, self._wanted)
         for file, found in zip(image.files, runs, strict=True):
             if not self._wanted(file.path):
@@ -174,7 +176,7 @@ class Parts:
                     got += len(data)
                     data = self._read(stored, 0, min(stored.size, pack.head_size(data)), where)
                 got += len(data)
-                known.head = pack.read_head(content_of(stored.name), data)
+                known.head = pack.read_head(content_of(stored.name), data, self._keys.of)
             head = known.head
             missing = sorted({n for span in wanted for n in span.blocks(head)} - known.done)
             for first, last in series(missing):

@@ -22,9 +22,9 @@ _own = threading.local()
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    """Make a file with this content, which survives a crash once this returns. Raises OSError."""
+    """Make a file with this content for its owner alone, which survives a crash once this returns. Raises OSError."""
     rest = memoryview(data)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         at = _past(file, rest) if len(rest) >= BLOCK else 0
         while at < len(rest):

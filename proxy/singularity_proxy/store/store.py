@@ -20,6 +20,7 @@ from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
 from . import archive, beneath, catalog, download, early_upload, images, layout, locks, stream, upload
 from .backend import PATIENCE_S, Backend
+from .keys import JobKeys, NamespaceKeys
 from .parts import Parts
 from .progress import Count, Progress, ignore
 from .trust import Trust
@@ -61,17 +62,25 @@ class Store:
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
+    :param keys: of the namespace: what is written is encrypted, and what was encrypted with one can be read
     :raises StoreError: unknown scheme, or the client library for it is missing
     """
 
-    def __init__(self, url: str, threads: int = THREADS, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, url: str, threads: int = THREADS, patience_s: float = PATIENCE_S, keys: NamespaceKeys | None = None
+    ) -> None:
         self.url = url
+        self.namespace_keys = keys
         self.backend = Backend(url, patience_s)
         self._threads = threads
 
     def pool(self, name: str) -> ThreadPoolExecutor:
         """A pool with this store's number of threads."""
         return ThreadPoolExecutor(self._threads, thread_name_prefix=name)
+
+    def keys(self, namespace: str, job: str) -> JobKeys:
+        """The data keys of a job."""
+        return JobKeys(self.backend, layout.job_folder(namespace, job), self.namespace_keys)
 
     # --- writing --------------------------------------------------------------------------------------------------
     def put_ranks(
@@ -118,7 +127,8 @@ class Store:
                 try:
                     work = upload.Upload(
                         backend, folder, upload_name, doomed, believed, trust.seal_key if trust else b"",
-                        beneath.Beneath(top), pool, self._threads, part, backend.cancelled, count,
+                        self.keys(namespace, job), beneath.Beneath(top), pool, self._threads, part, backend.cancelled,
+                        count,
                     )  # fmt: skip
                     work.give_up(catalog.last_use(self, namespace, job, paths))
                     if pages is None:
@@ -201,9 +211,14 @@ class Store:
             namespace, job, locks.pod_uploads(self.backend, folder, layout.checked_id(checkpoint_id), part)
         )
 
-    def probe(self) -> None:
-        """Write, read back and delete a small file. Raises StoreError that says what to do."""
-        name, data = f"probe-{uuid.uuid4().hex}", os.urandom(16)
+    def probe(self, namespace: str = "") -> None:
+        """Write, read back and delete a small file. Raises StoreError that says what to do, KeyLostError.
+
+        :param namespace: the file is among what belongs to it, where the caller may write nowhere else
+        """
+        if self.namespace_keys is not None:
+            self.namespace_keys.newest()
+        name, data = f"{layout.namespace_folder(namespace)}probe-{uuid.uuid4().hex}", os.urandom(16)
         backend = Backend(self.url, min(PROBE_S, self.backend.patience_s))
         try:
             backend.write(name, data)
@@ -277,7 +292,10 @@ class Store:
         """
         folder = layout.job_folder(manifest.namespace, manifest.job)
         paths = {rank: Path(path) for rank, path in targets.items()}
-        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room, wanted)
+        keys = self.keys(manifest.namespace, manifest.job)
+        return download.fetch(
+            self.backend, folder, keys, manifest, paths, self._threads, cancelled, progress, room, wanted
+        )
 
     def parts(
         self,
@@ -291,7 +309,8 @@ class Store:
         :raises CorruptChunkError: a recipe is missing or altered
         :raises StoreError: anything else
         """
-        return Parts(self.backend, manifest, target, wanted, self.pool("store-part").submit, room)
+        keys = self.keys(manifest.namespace, manifest.job)
+        return Parts(self.backend, keys, manifest, target, wanted, self.pool("store-part").submit, room)
 
     def verify(self, manifest: Manifest, progress: Progress = ignore) -> list[str]:
         """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""

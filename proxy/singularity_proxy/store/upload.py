@@ -21,7 +21,7 @@ from typing import Final
 from ..errors import StoreError
 from ..protocol import decode, page_frames
 from ..protocol.manifest import ImageFile, RankImage, Stored, object_name
-from . import layout, layout_map, segments
+from . import layout, layout_map, sealing, segments
 from .backend import Backend
 from .beneath import Beneath
 from .chunk_index import SLOT_BITS, Believed, Known
@@ -29,6 +29,7 @@ from .draft import Draft
 from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
 from .key_index import ABSENT
+from .keys import JobKeys
 from .later import Later, Reader
 from .packer import Packer
 from .progress import Count
@@ -59,6 +60,7 @@ class Upload:
     :param doomed: objects that no upload may rely on any more (`locks.announce`)
     :param believed: which packs it may rely on
     :param seal_key: seals the packs that it writes; b"": they have no seal
+    :param keys: say what it is encrypted with
     :param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
     new and looks for what the others have stored meanwhile, so that equal content is stored once.
     :param count: of the bytes of the images that the store has
@@ -72,6 +74,7 @@ class Upload:
         doomed: frozenset[str],
         believed: Believed,
         seal_key: bytes,
+        keys: JobKeys,
         beneath: Beneath,
         pool: ThreadPoolExecutor,
         threads: int,
@@ -84,13 +87,14 @@ class Upload:
         self._name = name
         self.beneath = beneath
         self._pool = pool
+        self._data_key, reused = keys.writing()
         self._drafts: queue.LifoQueue[Draft] = queue.LifoQueue()
         for _ in range(threads + 1):
-            self._drafts.put(Draft(seal_key))
+            self._drafts.put(Draft(seal_key, self._data_key))
         self.part = part
         self._cancelled = cancelled
         self._count = count
-        self._known = Known(backend, folder, pool, doomed, believed)
+        self._known = Known(backend, folder, pool, doomed, believed, keys.of, reused)
         self._pending: list[Future[None]] = []
         self._ranks: list[tuple[int, list[ImageFile], list[int], bytes]] = []
         self._lock = threading.Lock()
@@ -179,7 +183,8 @@ class Upload:
         for future in self._pending:
             future.result()
         images: list[RankImage] = []
-        for rank, files, numbers, data in self._ranks:
+        for rank, files, numbers, recipe in self._ranks:
+            data = sealing.sealed(self._data_key, recipe)
             packs = [p for n in numbers if (p := self._known.packs[n]) is not None]
             assert len(packs) == len(numbers), "every pending write has ended well"
             name = object_name(hashlib.sha256(data).hexdigest(), self._name)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 from functools import lru_cache
 from pathlib import Path
 
 from singularity_proxy.protocol.manifest import Manifest, RankImage, Requirements
-from singularity_proxy.store import Store, layout
+from singularity_proxy.store import Store, keys, layout
 
 NAMESPACE, JOB = "team", "train"
 FOLDER = layout.job_folder(NAMESPACE, JOB)
 MIB = 1 << 20
+
+
+def namespace_keys(folder: Path, *names: str) -> keys.NamespaceKeys:
+    """A folder with further keys of these names, as a Secret of the namespace is mounted."""
+    folder.mkdir(exist_ok=True)
+    for name in names or ("2026-11-27",):
+        (folder / name).write_bytes(os.urandom(32))
+    return keys.NamespaceKeys(folder)
 
 
 @lru_cache(32)
