@@ -36,7 +36,7 @@ TYPED = {
     },
     "docs/administration/upgrade.md": {
         "Before the upgrade": INSTALL_PAGES, "Upgrade": INSTALL_PAGES, "Roll back": INSTALL_PAGES,
-        "Remove": INSTALL_PAGES,
+        "Remove": INSTALL_PAGES, "To 0.1.0 after a rotation": API_SERVER,
     },
     "docs/administration/keys.md": {
         "Three ways to make them": INSTALL_PAGES, "Rotate": API_SERVER, "Backup and restore": API_SERVER,

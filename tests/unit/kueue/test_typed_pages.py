@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,8 @@ from rendered import HELM, NO_HELM
 from typed_cluster import Cluster, cluster_in
 
 from kueue_integration.contract import job_names
-from kueue_integration.kube.resources import NAMESPACE, SECRET
+from kueue_integration.controller import certificates
+from kueue_integration.kube.resources import CONFIG_MAP, NAMESPACE, SECRET
 
 SYSTEM = job_names.SYSTEM_NAMESPACE
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -42,6 +46,22 @@ def test_keys_are_marked_for_a_rotation_saved_and_restored(installed: Cluster) -
     meta = installed.kube.get(SECRET, SYSTEM, job_names.KEYS_SECRET)["metadata"]
     assert "singularity.dev/rotate" in meta["annotations"]
     installed.play("keys.md", "Backup and restore")
+
+
+def test_the_secret_of_0_1_0_goes_if_nobody_knows_its_authority_any_more(installed: Cluster) -> None:
+    kube, name = installed.kube, job_names.CONTROLLER_NAME
+    known, forgotten = (certificates.authority(time.time(), 30)[0] for _ in range(2))
+    platform = {"platform.json": json.dumps({"controller_ca": certificates.authority(0, 30)[0] + known})}
+    kube.patch(CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP, {"data": platform})
+    for authority, kept in ((known, True), (forgotten, False), (None, False)):
+        if authority is not None:
+            data = {"ca.crt": b64encode(authority.encode()).decode()}
+            meta = {"name": name, "namespace": SYSTEM}
+            kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+        installed.play("upgrade.md", "To 0.1.0 after a rotation")
+        assert (kube.find(SECRET, SYSTEM, name) is not None) == kept
+        if kept:
+            kube.delete(SECRET, SYSTEM, name)
 
 
 def test_a_render_is_applied(installed: Cluster, tmp_path: Path) -> None:
