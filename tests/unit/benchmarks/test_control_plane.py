@@ -50,6 +50,6 @@ def test_the_figures_take_the_worst_gap_and_the_largest_size() -> None:
     rest = Seen(2000, 5000, False, 180.0, 190.0, 0.1, 3e5, 0, 0.0, {"rest": 2.1, "1 slow": 2.2, "24 slow": 2.9})
     found = figures([small, busy, rest])
     assert found["lease_gap_s"].value == 2.9 and found["controller_rss_mb_2000_jobs"].value == 250.0
-    assert found["api_mb_min"].value == pytest.approx(0.3)
+    assert found["api_bytes_min"].value == 3e5
     assert "8000 pods" in found["controller_rss_mb_2000_jobs"].baseline
     assert {spec.key for spec in control_plane.GROUP.specs} == set(found)
