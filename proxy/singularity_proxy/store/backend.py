@@ -39,7 +39,7 @@ T = TypeVar("T")
 TEMPORARY: Final = ".tmp-"
 SCHEMES: Final = ("file", "gs", "s3", "memory")
 SHARED: Final = 2
-"""Levels of folders below a store that all users need: `jobs`, and the namespaces in it. Others only pass there."""
+"""Levels of folders below a store that all users need: `jobs`, and the namespaces in it."""
 SUPPORTED: Final = "file://, gs://, s3:// or memory://"
 PATIENCE_S: Final = 120.0
 FIRST_TRY_S: Final = 20.0
@@ -293,13 +293,16 @@ def _write_local(root: Path, relative: str, data: bytes | memoryview, check: Cal
 
 
 def _make_folders(root: Path, relative: str) -> None:
-    """Those that a file needs. What jobs have is for their user alone."""
+    """Those that a file needs. What jobs have is for their user alone.
+
+    In shared ones others may write as umask and ACL let them, and list nothing.
+    """
     root.mkdir(parents=True, exist_ok=True)
     for level, name in enumerate(relative.split("/")[:-1]):
         root /= name
         if not root.is_dir():
             with contextlib.suppress(FileExistsError):
-                root.mkdir(mode=0o711 if level < SHARED else 0o700)
+                root.mkdir(mode=0o773 if level < SHARED else 0o700)
 
 
 def _linked(temporary: Path, path: Path) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from store_samples import JOB, NAMESPACE, commit, image, manifest, namespace_keys
 
+from localcluster import shared_folder
 from singularity_proxy.errors import StoreError
 from singularity_proxy.store import Store, memory
 
@@ -71,14 +72,19 @@ def test_another_user_neither_lists_nor_reads(store: Store, tmp_path: Path) -> N
     assert store.verify(made) == []
     for path in (tmp_path / "store" / "jobs").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
-        assert mode == (0o600 if path.is_file() else 0o711 if path.name == NAMESPACE else 0o700), path
-    assert stat.S_IMODE((tmp_path / "store" / "jobs").stat().st_mode) == 0o711
+        assert mode == (0o600 if path.is_file() else 0o751 if path.name == NAMESPACE else 0o700), path
+    assert stat.S_IMODE((tmp_path / "store" / "jobs").stat().st_mode) == 0o751
 
 
 def test_jobs_of_several_users_have_their_places(store: Store, tmp_path: Path) -> None:
-    """A platform that lets several users into a namespace opens its folder to them."""
+    """A platform that lets several users into a namespace gives its store a default ACL."""
+    try:
+        os.setxattr(tmp_path / "store", "system.posix_acl_default", shared_folder.default_acl())
+    except OSError:
+        pytest.skip("no ACLs here")
+    (tmp_path / "store").chmod(0o777)
     commit(store, image(tmp_path / "image"))
-    (tmp_path / "store" / "jobs" / NAMESPACE).chmod(0o1777)
+    assert "Permission denied" in as_stranger(lambda: store.read_manifest(NAMESPACE, JOB, "train-a1-g1"))
     folder = image(tmp_path / "theirs")
 
     def theirs() -> object:
