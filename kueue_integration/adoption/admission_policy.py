@@ -25,7 +25,7 @@ from ..contract import job_names
 from ..kube.resources import Object
 from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER, UNMASKED
-from ..spec import privileges
+from ..spec import privileges, store_access
 from ..spec.platform_config import AUTO, NODE, PRIVILEGES, USER_NAMESPACE, PlatformConfig
 from . import eligibility, patch
 
@@ -55,6 +55,8 @@ _DEVICES = " || ".join(
     f"has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k.contains('{privileges.DEVICE}'))"
     for kind in ("requests", "limits")
 )
+_HERE = f".replace('{store_access.NAMESPACE}', request.namespace)"
+EVERYWHERE = "*"
 _ID = "?securityContext.?{0}.or(variables.pod.?securityContext.?{0}).optMap(i, string(i)).orValue('')"
 
 
@@ -91,7 +93,10 @@ def _variables() -> list[Object]:
         "env": "variables.user.?env.orValue([])",
         "mounts": "variables.user.?volumeMounts.orValue([])",
         "ranks": _given(job_names.ANN_WORLD_SIZE, "string(object.spec.parallelism)"),
-        "store": _given(job_names.ANN_STORE, f"params.metadata.annotations['{job_names.ANN_STORE}']"),
+        "store": _given(job_names.ANN_STORE, f"params.metadata.annotations['{job_names.ANN_STORE}']{_HERE}"),
+        "encrypted": f"params.metadata.?annotations[?'{job_names.ANN_ENCRYPTED}'].orValue('').split(',')"
+        f".exists(n, n in ['{EVERYWHERE}', request.namespace])",
+        "keys": "variables.encrypted ? [" + entry.format(names.ENV_STORE_KEYS, f"'{store_access.KEYS_DIR}'") + "] : []",
         "wish": _given(job_names.ANN_PRIVILEGES, "''"),
         "asked": f"variables.wish in {list(PRIVILEGES)}",
         # During an upgrade the parts are for a moment those of a release that knew no levels.
@@ -151,7 +156,7 @@ def _json_patch() -> str:
     pod, train = "/spec/template/spec", "/spec/template/spec/containers/0"
     changes = {
         f"{pod}/initContainers": "variables.ours.initContainers + variables.pod.?initContainers.orValue([])",
-        f"{pod}/initContainers/1/env": "variables.ours.initContainers[1].env + variables.perJob",
+        f"{pod}/initContainers/1/env": "variables.ours.initContainers[1].env + variables.perJob + variables.keys",
         f"{pod}/volumes": "variables.pod.?volumes.orValue([]) + variables.ours.volumes",
         f"{pod}/terminationGracePeriodSeconds": "variables.grace",
         f"{pod}/automountServiceAccountToken": "variables.pod.?automountServiceAccountToken.orValue(false)",
@@ -236,6 +241,7 @@ def pod_template(platform: PlatformConfig, namespace: str) -> Object:
             "namespace": namespace,
             "annotations": {
                 job_names.ANN_STORE: platform.store,
+                job_names.ANN_ENCRYPTED: _encrypted(platform),
                 job_names.ANN_PRIVILEGES: level.name,
                 job_names.ANN_PRIVILEGES_WHY: level.why,
             },
@@ -244,7 +250,17 @@ def pod_template(platform: PlatformConfig, namespace: str) -> Object:
     }
 
 
-_EACH_NAME = 'include "singularity.listed" (dict "of" .Values.pods.{} "key" "{}") | fromJsonArray'
+def _encrypted(platform: PlatformConfig) -> str:
+    """Namespaces whose checkpoints are, with commas, or `EVERYWHERE`."""
+    if not store_access.encrypted(platform, ""):
+        return ""
+    return ",".join(platform.store_keys.get("namespaces") or (EVERYWHERE,))
+
+
+_EACH_NAME = (
+    'include "singularity.listed" (dict "of" (concat .Values.pods.{0} (.Values.store.{0} | default list)) "key" "{1}")'
+    " | fromJsonArray"
+)
 _RULE_VALUES = {
     eligibility.MARK_MOUNT_PATHS: _EACH_NAME.format("volumeMounts", "mountPath"),
     eligibility.MARK_VOLUME_NAMES: _EACH_NAME.format("volumes", "name"),

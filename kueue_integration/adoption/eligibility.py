@@ -16,7 +16,7 @@ from ..contract import job_names
 from ..guard import ownership
 from ..job.view import Job as View
 from ..kube.resources import annotation, label, pod_spec
-from ..spec import mount_paths, privileges, security_context
+from ..spec import mount_paths, privileges, security_context, store_access
 from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.validation import MAX_NAME, VOLUME_PREFIX
 
@@ -144,8 +144,13 @@ def _world(job: Job, _: PlatformConfig) -> Sequence[object]:
     return [text] if many < 1 or int(text) % many else []
 
 
+def _access(job: Job, platform: PlatformConfig) -> store_access.StoreAccess:
+    return store_access.of(platform, str(job["metadata"].get("namespace") or "default"))
+
+
 def _user_mounts(job: Job, platform: PlatformConfig) -> Sequence[object]:
-    taken = {str(mount.get("mountPath")) for mount in platform.volume_mounts}
+    theirs = (*platform.volume_mounts, *_access(job, platform).mounts)
+    taken = {str(mount.get("mountPath")) for mount in theirs}
     paths = [str(mount.get("mountPath")) for mount in container(job).get("volumeMounts") or ()]
     return [
         p
@@ -155,7 +160,7 @@ def _user_mounts(job: Job, platform: PlatformConfig) -> Sequence[object]:
 
 
 def _user_volumes(job: Job, platform: PlatformConfig) -> Sequence[object]:
-    taken = {volume.get("name") for volume in platform.volumes}
+    taken = {volume.get("name") for volume in (*platform.volumes, *_access(job, platform).volumes)}
     found = [str(volume.get("name")) for volume in pod(job).get("volumes") or ()]
     return [name for name in found if name.startswith(VOLUME_PREFIX) or name in taken]
 
@@ -192,7 +197,7 @@ def _name(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 
 def _store(job: Job, platform: PlatformConfig) -> Sequence[object]:
-    return [] if View.parse(job).store or platform.store else [""]
+    return [] if View.parse(job).store or _access(job, platform).url else [""]
 
 
 def wish(job: Job) -> str | None:

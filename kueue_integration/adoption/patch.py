@@ -14,25 +14,25 @@ from ..errors import SpecError
 from ..kube.resources import Object, annotation
 from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER, leveled, pod_spec
-from ..spec import privileges, security_context
+from ..spec import privileges, security_context, store_access
 from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import eligibility
 
-PER_JOB = (names.ENV_JOB, names.ENV_WORLD_SIZE, names.ENV_STORE, names.ENV_GRACE)
+PER_JOB = (names.ENV_JOB, names.ENV_WORLD_SIZE, names.ENV_STORE, names.ENV_STORE_KEYS, names.ENV_GRACE)
 """Environment that differs between Jobs; everything else of the parts is the platform's."""
 AGENT_LIB = f"{names.AGENT_DIR}/lib"
 SHM = "/dev/shm"  # noqa: S108 - a mount path
 
 
-def parts(platform: PlatformConfig) -> Object:
+def parts(platform: PlatformConfig, namespace: str = "") -> Object:
     """The pod spec of a managed Job with only our parts: init containers, volumes, `train` without anything of a Job.
 
-    The same for every Job of the platform: the chart publishes it for the policy. Of level `node`: `leveled` adds what
-    a user namespace needs.
+    The same for every Job of the namespace. That of no namespace the chart publishes for the policy. Of level `node`:
+    `leveled` adds what a user namespace needs.
     """
     platform = replace(platform, privileges=NODE)
-    spec = pod_spec(TrainSpec(name="any", queue="any", command=("any",), image="any"), platform)
+    spec = pod_spec(TrainSpec(name="any", namespace=namespace, queue="any", command=("any",), image="any"), platform)
     (train,) = spec["containers"]
     for container in (train, spec["initContainers"][1]):
         container["env"] = [e for e in container["env"] if e["name"] not in (*PER_JOB, names.ENV_COMMAND)]
@@ -40,7 +40,9 @@ def parts(platform: PlatformConfig) -> Object:
         if entry["name"] == names.ENV_WORKDIR:
             entry["value"] = "."  # the image's or the Job's own working directory, where the launcher starts too
     kept = {key: train[key] for key in ("name", "image", "env", "volumeMounts", "securityContext")}
+    account = "serviceAccountName"
     return {
+        **({account: spec[account]} if account in spec else {}),
         "restartPolicy": "Never",
         "initContainers": spec["initContainers"],
         "containers": [kept],
@@ -68,7 +70,8 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
         found = [(f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wish, text)]
     if found:
         raise SpecError(found)
-    made = _with_parts(job, parts(platform), platform, key or job["metadata"]["name"])
+    ours = parts(platform, job["metadata"].get("namespace") or "default")
+    made = _with_parts(job, ours, platform, key or job["metadata"]["name"])
     plain: Object = json.loads(json.dumps(made))  # shares nothing with the platform
     return plain
 
@@ -77,12 +80,13 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     result: Object = json.loads(json.dumps(job))
     meta, spec = result["metadata"], result["spec"]
     workers = eligibility.workers(job)
+    access = store_access.of(platform, meta.get("namespace") or "default")
     own = {job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: key}
     meta["labels"] = {**(meta.get("labels") or {}), **own}
     defaults = {
         job_names.ANN_BUDGET: str(eligibility.BUDGET_DEFAULT),
         job_names.ANN_WORLD_SIZE: str(workers),
-        job_names.ANN_STORE: platform.store,
+        job_names.ANN_STORE: access.url,
     }
     given = {**defaults, **(meta.get("annotations") or {})}
     least = annotation(job, job_names.MIN_PARALLELISM)
@@ -101,6 +105,8 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     labels["labels"] = {**(labels.get("labels") or {}), **own}
     pod = template["spec"]
     pod["terminationGracePeriodSeconds"] = max(pod.get("terminationGracePeriodSeconds", 30), eligibility.GRACE_LEAST)
+    if "serviceAccountName" in ours:
+        pod.setdefault("serviceAccountName", ours["serviceAccountName"])
     for flag in ("automountServiceAccountToken", "enableServiceLinks"):
         pod.setdefault(flag, False)
     per_job = [
@@ -110,7 +116,8 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         {"name": names.ENV_GRACE, "value": str(pod["terminationGracePeriodSeconds"])},
     ]
     installer, sidecar = ours["initContainers"]
-    sidecar["env"] = [*sidecar["env"], *per_job]
+    keys = [{"name": names.ENV_STORE_KEYS, "value": store_access.KEYS_DIR}] if access.keys else []
+    sidecar["env"] = [*sidecar["env"], *per_job, *keys]
     pod["initContainers"] = [installer, sidecar, *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *ours["volumes"]]
     (user,) = pod["containers"]

@@ -22,7 +22,7 @@ from ..jobs import export as framework_files
 from ..jobs import store_pod
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
-from ..spec import platform_config
+from ..spec import platform_config, store_access
 from . import EXIT_FAILED, formats, tables
 from .common import cluster_options, job_argument, open_cluster
 from .output import echo
@@ -335,7 +335,7 @@ class Asker:
         saved = attempt_records.checkpoint(self._job)
         self._committed = {ref.id: ref for ref in (*attempt_records.checkpoints(self._job), saved) if ref is not None}
         own = (self._job and Job.parse(self._job).store) or (saved.url if saved else "")
-        self.url = store or own or self._config().store
+        self.url = store or own or store_access.of(self._config(), namespace).url
         if not self.url:
             raise SpecError(
                 [("store", store, "the platform has no default and the job is not there: give --store URL")]

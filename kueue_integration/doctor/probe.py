@@ -12,7 +12,7 @@ from ..kube.api import Kube
 from ..kube.resources import RESOURCE_FLAVOR, Object
 from ..manifests import criu_probe
 from ..manifests.pod import for_criu, namespaces
-from ..spec import privileges
+from ..spec import privileges, store_access
 from ..spec.platform_config import AUTO, PlatformConfig
 from .check import FAIL, OK, WARN, Check
 
@@ -30,7 +30,8 @@ def flavors(kube: Kube, namespace: str, config: PlatformConfig, timeout_s: float
 def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float) -> Object:
     """The pod for a flavor, with the level that its jobs have. Pure."""
     config = level(config, flavor)
-    made = store_pod.manifest(namespace, config, config.store, ["probe"], timeout_s)
+    url = store_access.of(config, namespace).url
+    made = store_pod.manifest(namespace, config, url, ["probe", namespace], timeout_s)
     made["spec"] |= nodes_of(flavor) | namespaces(config)
     # The guard lets nothing into that container: an identity of the cloud goes into the other one.
     made["metadata"]["annotations"] = {"eks.amazonaws.com/skip-containers": criu_probe.CRIU}

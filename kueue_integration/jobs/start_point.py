@@ -11,7 +11,7 @@ from ..errors import RequestRefusedError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import Object
 from ..manifests.job_manifests import job
-from ..spec import engine
+from ..spec import engine, store_access
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import lifecycle, time_travel, told
@@ -50,7 +50,8 @@ def find(kube: Kube, namespace: str, wanted: str, forms: str = FORMS) -> Start:
 
 def require_fit(kube: Kube, start: Start, spec: TrainSpec, platform: PlatformConfig) -> None:
     """Raises SpecError that names `start_from` if the job of `spec` cannot begin so, KubeError."""
-    wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: spec.store or platform.store}
+    url = spec.store or store_access.of(platform, spec.namespace).url
+    wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: url}
     wishes[job_names.ANN_ENGINE] = chosen = engine.chosen(spec).name
     unread = "" if chosen == names.ENGINE_STATE else _unread(kube, start.source, spec, platform)
     if unread:

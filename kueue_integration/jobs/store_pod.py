@@ -18,6 +18,7 @@ from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, pod_spec, selector
 from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless, restricted
+from ..spec import store_access
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import VOLUME_PREFIX
 from .phase import pod_trouble
@@ -43,7 +44,9 @@ def manifest(
     """
     template = pod_spec(job)
     elastic = Job.parse(job or {}).engine == names.ENGINE_STATE
+    access = store_access.of(platform, namespace)
     volumes, mounts = ([], []) if elastic else ([*platform.volumes], [*platform.volume_mounts])
+    volumes, mounts = [*volumes, *access.all_volumes], [*mounts, *access.all_mounts]
     known = {volume["name"] for volume in volumes}
     for volume in template.get("volumes") or ():
         name = str(volume["name"])
@@ -53,7 +56,7 @@ def manifest(
             own = [m for c in sidecars for m in c.get("volumeMounts") or () if m["name"] == name]
             mounts += own[:1]
     env = {k: v for k, v in platform.env.items() if not k.startswith(("PYTHON", "LD_"))}
-    env |= {"PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}
+    env |= {**access.all_env, "PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -64,6 +67,7 @@ def manifest(
         },
         "spec": {
             **({"securityContext": template.get("securityContext") or {}} if elastic else {}),
+            **({"serviceAccountName": access.service_account} if access.service_account else {}),
             "restartPolicy": "Never",
             "activeDeadlineSeconds": max(1, int(timeout_s)),
             "terminationGracePeriodSeconds": 1,
@@ -76,6 +80,7 @@ def manifest(
                     "imagePullPolicy": platform.image_pull_policy,
                     "command": [SIDECAR_PYTHON, "-m", "proxy.store", url, *question],
                     "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in env.items()],
+                    **({"envFrom": access.env_from} if access.secret else {}),
                     "securityContext": restricted() if elastic else powerless(),
                     "volumeMounts": mounts,
                 }

@@ -17,7 +17,7 @@ from singularity_proxy.protocol.messages import RESTORES
 
 from ..contract import job_names
 from ..kube.resources import Object
-from ..spec import pod_override, privileges, save_interval
+from ..spec import pod_override, privileges, save_interval, store_access
 from ..spec.platform_config import NODE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
@@ -99,7 +99,7 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
         job_names.ANN_WORLD_SIZE: str(spec.ranks),
         job_names.ANN_WORKERS: str(spec.workers),
         job_names.ANN_MIN_WORKERS: str(spec.fewest_workers),
-        job_names.ANN_STORE: spec.store or platform.store,
+        job_names.ANN_STORE: spec.store or store_access.of(platform, spec.namespace).url,
         job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
     }
     if spec.elastic:

@@ -17,6 +17,7 @@ from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.resources import Object
+from ..spec import store_access
 from ..spec.platform_config import USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 
@@ -47,16 +48,18 @@ _NOT_LIMITED = ("cpu", "ephemeral-storage")
 
 def pod_spec(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """`spec` of the pod template."""
+    access = store_access.of(platform, spec.namespace)
     return {
         **({"securityContext": restricted_pod()} if spec.elastic else namespaces(platform)),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_period_s,
         "subdomain": spec.name,
+        **({"serviceAccountName": access.service_account} if access.service_account else {}),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "initContainers": [_installer(spec, platform), _sidecar(spec, platform)],
+        "initContainers": [_installer(spec, platform), _sidecar(spec, platform, access)],
         "containers": [_train(spec, platform)],
-        "volumes": [*_own_volumes(spec), *platform.volumes, *spec.volumes],
+        "volumes": [*_own_volumes(spec), *platform.volumes, *access.all_volumes, *spec.volumes],
     }
 
 
@@ -82,7 +85,7 @@ def _installer(spec: TrainSpec, platform: PlatformConfig) -> Object:
     }
 
 
-def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
+def _sidecar(spec: TrainSpec, platform: PlatformConfig, access: store_access.StoreAccess) -> Object:
     # PYTHONPATH and friends are meant for the user's interpreter and would break the sidecar's.
     shared = {key: value for key, value in platform.env.items() if not key.startswith(("PYTHON", "LD_"))}
     return {
@@ -92,7 +95,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "restartPolicy": "Always",
         "command": [*SIDECAR],
         "env": [
-            *_literals({**shared, "PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}),
+            *_literals({**shared, **access.all_env, "PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}),
             *_common_env(spec, platform),
             *_literals(
                 {
@@ -102,6 +105,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
                 }
             ),
         ],
+        **({"envFrom": access.env_from} if access.secret else {}),
         # Without a request it takes nothing from the queue's quota, which is counted in training containers.
         "securityContext": restricted() if spec.elastic else powerless(),
         "volumeMounts": [
@@ -109,6 +113,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
             _mount(_IMAGES, names.IMAGE_DIR),
             _mount(_TOKEN, job_names.TOKEN_DIR, read_only=True),
             *platform.volume_mounts,
+            *access.all_mounts,
             *spec.volume_mounts,
         ],
     }
@@ -238,7 +243,7 @@ def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
         *_literals({
             names.ENV_JOB: spec.name,
             names.ENV_WORLD_SIZE: str(spec.ranks),
-            names.ENV_STORE: spec.store or platform.store,
+            names.ENV_STORE: spec.store or store_access.of(platform, spec.namespace).url,
             names.ENV_GRACE: str(spec.grace_period_s),
         }),
         *_literals(_engine_env(spec)),

@@ -36,6 +36,11 @@ class PlatformConfig:
     :param controller_ca: PEM text, one or several authorities; "" in what the chart tells the controller
     :param volumes, volume_mounts, env: added to every training pod (store, data sets, Python environment);
         mounts go to the training container and the sidecar
+    :param store_pods: what sidecars alone have for the store, `volumes`, `volumeMounts`, `env`, `secret`,
+        `serviceAccount`: see `store_access`
+    :param store_keys: `secret` with the keys that checkpoints are encrypted with, and the only `namespaces` where they
+        are (none: all); empty: they are not
+    :param stores: by namespace, its own `url`, what `store_pods` has, and `encrypt`
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
     :param privileges: where the launcher's capabilities count, one of PRIVILEGES or AUTO
@@ -55,6 +60,9 @@ class PlatformConfig:
     volumes: Sequence[Mapping[str, Any]] = ()
     volume_mounts: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    store_pods: Mapping[str, Any] = field(default_factory=dict)
+    store_keys: Mapping[str, Any] = field(default_factory=dict)
+    stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
@@ -105,6 +113,8 @@ def from_json(text: str) -> PlatformConfig:
         raise ChartError(f"{CONFIG_KEY}: privileges = {level!r}: must be one of {known}", _FIX)
     if not all(isinstance(told, dict) for told in values.get("user_namespaces", {}).values()):
         raise ChartError(f"{CONFIG_KEY}: user_namespaces must be objects by flavor", _FIX)
+    if not all(isinstance(own, dict) for own in values.get("stores", {}).values()):
+        raise ChartError(f"{CONFIG_KEY}: stores must be objects by namespace", _FIX)
     if values["agent_image"] == "" or values["controller_url"] == "":
         raise ChartError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty", _FIX)
     return PlatformConfig(**values)
@@ -132,7 +142,8 @@ def _is_share(value: object) -> bool:
 
 _TYPES: dict[str, type] = {
     "volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int, "tiers": dict,
-    "tiers_window_s": int, "namespaces": list, "user_namespaces": dict,
+    "tiers_window_s": int, "namespaces": list, "user_namespaces": dict, "store_pods": dict, "store_keys": dict,
+    "stores": dict,
 }  # fmt: skip
 _LOOK = f"See whether it runs and leads: kubectl -n {job_names.SYSTEM_NAMESPACE} get pods,leases"
 _FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

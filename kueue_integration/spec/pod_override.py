@@ -15,7 +15,7 @@ from typing import Any
 from ..contract import job_names
 from ..kube import quantities
 from ..kube.resources import Object
-from . import security_context
+from . import security_context, store_access
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
 from .validation import LAUNCHER_ENV, Problem, metadata, mounts, volumes
@@ -185,7 +185,8 @@ def _spec(spec: TrainSpec, body: Mapping[str, Any], platform: PlatformConfig | N
         elif key in ("containers", "initContainers", "volumes") and not _objects(value):
             yield where, value, "must be a list of mappings"
     lists = {key: body[key] for key in ("containers", "initContainers", "volumes") if _objects(body.get(key))}
-    theirs = [*(platform.volumes if platform else ()), *spec.volumes]
+    access = store_access.of(platform, spec.namespace) if platform else store_access.StoreAccess()
+    theirs = [*(platform.volumes if platform else ()), *access.volumes, *spec.volumes]
     train: Mapping[str, Any] = {}
     inner = "spec.containers[0]"
     for number, container in enumerate(lists.get("containers", ())):

@@ -12,7 +12,7 @@ from singularity_proxy.protocol import exit_codes, names, page, starters
 
 from ..kube import quantities
 from ..kube.resources import KUEUE_GROUP
-from . import engine, mount_paths, privileges, save_interval
+from . import engine, mount_paths, privileges, save_interval, store_access
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
 
@@ -177,7 +177,8 @@ def _workdir(spec: TrainSpec) -> Iterator[Problem]:
 
 
 def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    url = spec.store or (platform.store if platform else "")
+    access = store_access.of(platform, spec.namespace) if platform else store_access.StoreAccess()
+    url = spec.store or access.url
     if not url:
         if platform is not None:
             yield "store", spec.store, "is missing and the platform has no default; give a URL such as gs://bucket/path"
@@ -193,7 +194,9 @@ def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
             yield "store", url, f"has no bucket; use {parts.scheme}://bucket/path"
     elif parts.netloc or not parts.path.startswith("/") or ".." in PurePosixPath(parts.path).parts:
         yield "store", url, "must be file:/// with an absolute path"
-    elif platform is not None and not _writable(parts.path, [*platform.volume_mounts, *spec.volume_mounts]):
+    elif platform is not None and not _writable(
+        f"{parts.path}/jobs/{spec.namespace}", [*platform.volume_mounts, *access.mounts, *spec.volume_mounts]
+    ):
         yield (
             "store",
             url,
@@ -248,10 +251,12 @@ def _privileges(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Pr
 
 
 def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    theirs = platform.volumes if platform else ()
-    yield from volumes("volumes", spec.volumes, theirs)
-    known = {volume.get("name") for volume in (*theirs, *spec.volumes)} if platform else None
-    yield from mounts("volume_mounts", spec.volume_mounts, known, platform.volume_mounts if platform else ())
+    access = store_access.of(platform, spec.namespace) if platform else store_access.StoreAccess()
+    shared = platform.volumes if platform else ()
+    yield from volumes("volumes", spec.volumes, (*shared, *access.volumes))
+    known = {volume.get("name") for volume in (*shared, *spec.volumes)} if platform else None
+    theirs = (*platform.volume_mounts, *access.mounts) if platform else ()
+    yield from mounts("volume_mounts", spec.volume_mounts, known, theirs)
 
 
 def volumes(

@@ -22,6 +22,7 @@ from ..images.oci import Image
 from ..images.rootfs import TORCH_MOUNT
 from ..shared_folder import STORE
 from ..shell import run, wait_until, without_proxies
+from . import store_keys
 
 CHART = CHECKOUT / "charts" / "singularity"
 RELEASE = "singularity"
@@ -80,6 +81,8 @@ class Chart:
         self.kubectl(
             "label", "namespace", "default", f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}", "--overwrite"
         )
+        if not self.kubectl("get", "secret", store_keys.NAME, "-n", "default", "--ignore-not-found", "-o", "name"):
+            self.kubectl("create", "-f", "-", stdin=json.dumps(store_keys.secret("default")))
         self.await_controller()
         marker.write_text(key)
         return True
@@ -143,7 +146,10 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
         "controller": {"podAnnotations": {"singularity.dev/image": images[CONTROLLER.name].manifest}},
         "imagePullPolicy": "IfNotPresent",
         "kueue": {"username": KUEUE_USER},
-        "store": {"url": f"file://{SHARED_MOUNT}/{STORE}"},
+        "store": {
+            "url": f"file://{SHARED_MOUNT}/{STORE}",
+            "encryption": {"enabled": True, "secret": store_keys.NAME, "namespaces": [*store_keys.ENCRYPTED]},
+        },
         "pods": {
             "volumes": [
                 {"name": "shared", "hostPath": {"path": str(config.shared), "type": "Directory"}},

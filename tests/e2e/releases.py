@@ -111,9 +111,11 @@ class Release:
         values = local_values(self.config, torch, self.images)
         values["images"] |= {"agent": self.agent, "controller": self.images[CONTROLLER.name].name}
         values["images"]["trusted"] = [*trusted]
+        folder = self.tree / "charts" / "singularity"
+        if "encryption:" not in (folder / "values.yaml").read_text():
+            del values["store"]["encryption"]  # 0.1.0 does not know it
         path = self.config.root / f"values-{self.version}.json"
         path.write_text(json.dumps(values))
-        folder = self.tree / "charts" / "singularity"
         chart.helm("upgrade", "--install", RELEASE, str(folder), "--reset-values", "--values", str(path))
         chart.await_controller()
         chart.kubectl("rollout", "status", "deployment/singularity-controller", "-n", NAMESPACE, "--timeout=180s")

@@ -42,7 +42,9 @@ from kueue_integration.kube.resources import (
     kind_of,
     merge_patch,
 )
+from kueue_integration.spec import store_access
 from kueue_integration.spec.train_spec import TrainSpec
+from localcluster.addons import store_keys
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -201,6 +203,8 @@ class Rows:
         self._made: list[Object] = []
         labels = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
         self.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
+        if store_access.of(stage.platform, namespace).keys:
+            self.make(store_keys.secret(namespace))
 
     def make(self, manifest: Mapping[str, Any]) -> Object:
         """Create an object that `close` deletes; one that is there already is taken as it is."""

@@ -47,6 +47,13 @@ PLATFORM = PlatformConfig(
 )
 
 
+STORE_PODS = {
+    "volumes": [{"name": "store", "hostPath": {"path": "/srv/store"}}],
+    "volumeMounts": [{"name": "store", "mountPath": "/store"}],
+}
+"""`store_pods` of a platform whose store the sidecars alone have."""
+
+
 def spec(**changes: Any) -> TrainSpec:
     """A valid spec with `changes`."""
     values: dict[str, Any] = {

@@ -52,9 +52,11 @@ admissionregistration.k8s.io/v1beta1
 {{- if dig "enabled" true $trial }}{{ dig "afterSeconds" 120 $trial }}{{ else }}off{{ end -}}
 {{- end }}
 
-{{/* JSON: the paths of nodes that the platform's own volumes show, and those of them of which every mount is read-only. */}}
+{{/* JSON: the paths of nodes that the platform's own volumes show, those of them of which every mount is read-only, and those
+that only the sidecar may show (`store`). */}}
 {{- define "singularity.guard.hostPaths" -}}
-{{- $paths := list }}{{ $read := list -}}
+{{- $paths := list }}{{ $read := list }}{{ $store := list -}}
+{{- $stores := list .Values.store }}{{ range $name, $own := (.Values.store.namespaces | default dict) }}{{ $stores = append $stores $own }}{{ end -}}
 {{- range $volume := .Values.pods.volumes }}
 {{- if $volume.hostPath }}
 {{- $paths = append $paths $volume.hostPath.path }}
@@ -65,7 +67,10 @@ admissionregistration.k8s.io/v1beta1
 {{- if and $mounts (not $written) }}{{ $read = append $read $volume.hostPath.path }}{{ end }}
 {{- end }}
 {{- end }}
-{{- dict "paths" $paths "readOnly" $read | toJson -}}
+{{- range $stores }}{{ range (.volumes | default list) }}{{ if .hostPath }}
+{{- if not (has .hostPath.path $paths) }}{{ $store = append $store .hostPath.path }}{{ end }}
+{{- end }}{{ end }}{{ end -}}
+{{- dict "paths" (concat $paths $store | uniq) "readOnly" $read "store" ($store | uniq) | toJson -}}
 {{- end }}
 
 {{/* A pod of this chart that looks at the cluster with the controller's image. `name`: of the container. */}}
@@ -112,6 +117,32 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- else if dig "certManager" "issuerRef" dict $tls }}singularity-controller-tls{{ end -}}
 {{- end }}
 
+{{/* JSON: what the sidecars alone have for the store. Values may be missing: see the guard's. */}}
+{{- define "singularity.storePods" -}}
+{{- if and .Values.store.namespaces (or .Values.adoption.enabled .Values.trainjob.enabled) -}}
+{{- fail "store.namespaces: adoption.enabled and trainjob.enabled give the jobs of all namespaces the same store: switch them off, and adopt with `singularityctl adopt`" -}}
+{{- end -}}
+{{- if and (or .Values.adoption.enabled .Values.trainjob.enabled) (or (contains "{namespace}" (.Values.store.volumes | default list | toJson)) (contains "{namespace}" (.Values.store.volumeMounts | default list | toJson))) -}}
+{{- fail "store.volumeMounts: has {namespace}, and adoption.enabled and trainjob.enabled give the jobs of all namespaces the same mounts: switch them off, and adopt with `singularityctl adopt`" -}}
+{{- end -}}
+{{- if and .Values.trainjob.enabled (contains "{namespace}" (.Values.store.url | default "")) -}}
+{{- fail "store.url: has {namespace}, and trainjob.enabled gives the jobs of all namespaces the same store" -}}
+{{- end -}}
+{{- dict
+  "volumes" (.Values.store.volumes | default list)
+  "volumeMounts" (.Values.store.volumeMounts | default list)
+  "env" (.Values.store.env | default dict)
+  "secret" (.Values.store.secret | default "") | toJson -}}
+{{- end }}
+
+{{/* JSON: the Secret with the keys that checkpoints are encrypted with, and where they are. */}}
+{{- define "singularity.storeKeys" -}}
+{{- $given := .Values.store.encryption | default dict -}}
+{{- if $given.enabled -}}
+{{- dict "secret" ($given.secret | default "singularity-store-key") "namespaces" ($given.namespaces | default list) | toJson -}}
+{{- else -}}{}{{- end -}}
+{{- end }}
+
 {{/* JSON: what the controller publishes for those who submit jobs, but for the authorities, which it alone knows. */}}
 {{- define "singularity.platform" -}}
 {{- dict
@@ -120,6 +151,9 @@ tolerations: {{- toYaml . | nindent 2 }}
   "controller_ca" ""
   "train_image" (.Values.images.train | default "")
   "store" (.Values.store.url | default "")
+  "store_pods" (include "singularity.storePods" . | fromJson)
+  "store_keys" (include "singularity.storeKeys" . | fromJson)
+  "stores" (.Values.store.namespaces | default dict)
   "volumes" (.Values.pods.volumes | default list)
   "volume_mounts" (.Values.pods.volumeMounts | default list)
   "env" (.Values.pods.env | default dict)

@@ -47,6 +47,7 @@ class Draft:
         # front.
         self._content = _BEGIN + (0 if data_key is None else pack.MOST_BLOCKS * sealing.TAG)
         self._room = memory.room(self._content + pack.CONTENT_SIZE + LARGEST)
+        self._part = memory.room(pack.BLOCK_SIZE + LARGEST + sealing.TAG if data_key is not None else 0)
         self._compressor = zstd.ZstdCompressor(LEVEL)
         self._lengths = array("I")
         self.keys: list[bytes] = []
@@ -81,7 +82,7 @@ class Draft:
             digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](stored)
             blocks.append((len(stored), length, codec, digest))
             if seal is not None:
-                stored = seal.cipher.encrypt(len(blocks), stored)
+                stored = seal.cipher.encrypt_into(len(blocks), memoryview(stored), self._part)
             end = write + len(stored)
             if seal is not None or write != read or codec != pack.RAW:
                 self._room[write:end] = stored

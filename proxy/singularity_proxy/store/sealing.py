@@ -55,6 +55,12 @@ class Cipher:
     def encrypt(self, number: int, data: bytes | memoryview, start: bytes = b"") -> bytes:
         return self._aead.encrypt(number.to_bytes(_NONCE, "little"), data, start)
 
+    def encrypt_into(self, number: int, data: memoryview, room: memoryview) -> memoryview:
+        """The part in `room`, which does not overlap it: new memory for each costs as much as the encryption."""
+        part = room[: len(data) + TAG]
+        self._aead.encrypt_into(number.to_bytes(_NONCE, "little"), data, b"", part)
+        return part
+
     def decrypt(self, number: int, data: bytes | memoryview, start: bytes = b"") -> bytes:
         """Raises SealError."""
         from cryptography.exceptions import InvalidTag

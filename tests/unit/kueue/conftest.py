@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from api_server import ApiServer, Policies, api_server
-from kueue_samples import PLATFORM
+from kueue_samples import PLATFORM, STORE_PODS
 from rendered import HELM, NO_HELM
 
 
@@ -29,5 +29,7 @@ def policies(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Pol
     values = tmp_path_factory.mktemp("values") / "values.json"
     pods = {"volumes": [*PLATFORM.volumes], "volumeMounts": [*PLATFORM.volume_mounts], "env": dict(PLATFORM.env)}
     images = {"agent": PLATFORM.agent_image}
-    values.write_text(json.dumps({"images": images, "pods": pods, "multikueue": {"worker": {"enabled": True}}}))
+    store = {"volumes": [*STORE_PODS["volumes"]], "volumeMounts": [*STORE_PODS["volumeMounts"]]}
+    worker = {"worker": {"enabled": True}}
+    values.write_text(json.dumps({"images": images, "pods": pods, "store": store, "multikueue": worker}))
     return Policies(server, values=str(values))

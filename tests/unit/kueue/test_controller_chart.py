@@ -314,7 +314,7 @@ def test_the_guard_of_pods_knows_the_platforms_images_and_volumes(tmp_path):
         policy = objects["ValidatingAdmissionPolicy", name]["spec"]
         given = {v["name"]: v["expression"] for v in policy["variables"]}
         assert json.loads(given["configured"]) == ["a:1", "mirror/a@sha256:0", "it's:1"]
-        assert json.loads(given["hostPaths"]) == {"paths": ["/a", "/b", "/c", "/d"], "readOnly": ["/a"]}
+        assert json.loads(given["hostPaths"]) == {"paths": ["/a", "/b", "/c", "/d"], "readOnly": ["/a"], "store": []}
         selector = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
         assert policy["matchConstraints"]["namespaceSelector"] == selector
     (rule,) = objects["ValidatingAdmissionPolicy", guards.EXEC]["spec"]["validations"]
