@@ -110,6 +110,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         the process engine another command or environment is refused (templated)
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
         the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
+    :param checkpoint_memory: memory of each pod, beside that of the ranks, into which a checkpoint goes from which the
+        job trains on, as `"4Gi"`; what is larger goes to the disk. Default: the platform's, else none (templated)
     :param privileges: where the launcher's capabilities count: `userns` (in a user namespace of the pod, where they
         give nothing on the node), `node`, or `auto`. Default: the platform's, which also says what a job may have
         (templated)
@@ -144,7 +146,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "topology", "node_selector", "tolerations", "resource_claims",
         "env", "files", "workdir", "store", "checkpoint_budget_s", "grace_period_s", "checkpoint_every", "volumes",
-        "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk", "engine", "start_from",
+        "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk", "checkpoint_memory",
+        "engine", "start_from",
         "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "privileges", "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
@@ -189,6 +192,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         checkpoint_every: str | float | None = None,
         start_from: str | None = None,
         checkpoint_disk: str | None = None,
+        checkpoint_memory: str | None = None,
         privileges: str | None = None,
         hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
@@ -237,6 +241,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.checkpoint_every = checkpoint_every
         self.start_from = start_from
         self.checkpoint_disk = checkpoint_disk
+        self.checkpoint_memory = checkpoint_memory
         self.privileges = privileges
         self.hold = hold
         self.volumes = volumes

@@ -7,15 +7,15 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
 from singularity_proxy.store import Store
 
 from . import machine
+from .leaving import leave
 from .model import Group, Measured, Options, Say, Spec
 from .pods import RANKS, Job, copy
 from .stats import median, median_ratio
@@ -27,31 +27,10 @@ WARM, BETWEEN = 20, 30
 spawn = multiprocessing.get_context("spawn")
 
 
-@dataclass(frozen=True)
-class Part:
-    """Bytes newly stored; bytes handed over while the image was written; CPU seconds."""
-
-    stored: int
-    ahead: int
-    cpu: float
-
-
 def put(folder: Path, checkpoint: str, images: Sequence[Path]) -> tuple[int, int]:
     """(bytes dumped, bytes newly stored) of the ranks' images, as one pod would upload them."""
     result = Store(f"file://{folder}").put_ranks("bench", "job", checkpoint, dict(enumerate(images)))
     return result.bytes, result.bytes_stored
-
-
-def put_part(folder: Path, checkpoint: str, image: Path, rank: int, ranks: int, dumping: Path) -> Part:
-    """One rank's image, as the pod that has this rank alone uploads it.
-
-    :param dumping: a file that is there as long as the image is still being written
-    """
-    began = time.process_time()
-    result = Store(f"file://{folder}").put_ranks(
-        "bench", "job", checkpoint, {rank: image}, part=(rank, ranks), growing=dumping.exists
-    )
-    return Part(result.bytes_stored, result.bytes_ahead, time.process_time() - began)
 
 
 def measure(options: Options, say: Say) -> Mapping[str, Measured]:
@@ -62,7 +41,7 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
 def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
     """Checkpoints of one running job, BETWEEN steps apart: into one store, and each into an empty one against `cp`.
 
-    Uploaded during the dump, as when a job has to leave, and after it, as when it goes on, in turns.
+    Stored as a stream, as when a job has to leave, and from the disk after the dump, as when it goes on, in turns.
     """
     stored: list[tuple[int, int]] = []
     races: list[dict[str, float]] = []
@@ -77,24 +56,21 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
         say(machine.told(cost))
         job.start(4)
         job.wait_step(WARM)
-        for number in range(2 if options.quick else 8):
-            races.append(race(job, sidecars, ahead=not number % 2))
+        for number in range(2 if options.quick else 6):
+            races.append(race(job, sidecars))
             if number < 2:
                 stored.append(put(job.folder / "store", job.checkpoint, job.images()))
             job.forget_images()
             job.go_on()
             say(f"checkpoint {number + 1}: seconds {races[-1]}, bytes dumped and stored {stored[-1]}")
             job.wait_step(max(job.counts()) + BETWEEN)
-    early, late = (races[first::2] for first in (0, 1))
-    whole = median_ratio([(r["cp"], r["whole"]) for r in early])
-    after = median_ratio([(r["cp"], r["whole"]) for r in late])
-    upload = median_ratio([(r["cp"], r["put"]) for r in late])
+    whole, after, upload = (median_ratio([(r["cp"], r[way]) for r in races]) for way in ("streamed", "filed", "put"))
     (first, first_new), (second, second_new) = stored
     gb = f"{first / 1e9:.2f} GB dumped"
-    cpu = ", ".join(f"{name} {median(r[f'{name}_cpu'] for r in races):.1f} s" for name in ("cp", "dump", "put"))
+    cpu = ", ".join(f"{name} {median(r[f'{name}_cpu'] for r in races):.1f} s" for name in ("cp", "streamed", "filed"))
     text = (
-        f"cp and fsync of the same {gb}; dump and store count, one sidecar per rank, uploads begin with the dump; "
-        f"{after:.2g} with uploads after the dump, the store alone {upload:.2g}; CPU time: {cpu}; {machine.told(cost)}"
+        f"cp and fsync of the same {gb}; dump and store count, one sidecar per rank, pages go to the store; "
+        f"{after:.2g} with uploads from the disk, the store alone {upload:.2g}; CPU time: {cpu}; {machine.told(cost)}"
     )
     return {
         "dump_vs_cp": Measured(whole, races, text),
@@ -110,38 +86,28 @@ def imported(number: int) -> int:
     return os.getpid()
 
 
-def race(job: Job, sidecars: Executor, ahead: bool) -> dict[str, float]:
-    """Seconds of a dump and a put into an empty store (`whole`), then of `cp` of the same images; all durable then.
+def race(job: Job, sidecars: ProcessPoolExecutor) -> dict[str, float]:
+    """Seconds of a dump and a put into an empty store, streamed and over files, then of `cp` of the files; all durable
+    then.
 
     The put is that of as many pods as there are ranks, each with a sidecar of its own, at the same time.
-
-    :param ahead: the put begins with the dump, not after it
     """
-    dumping, target = job.folder / "dumping", job.folder / "race"
-    parts: list[Future[Part]] = []
-
-    def begin(images: Sequence[Path]) -> None:
-        for rank, path in enumerate(images):
-            parts.append(sidecars.submit(put_part, target, "c", path, rank, len(images), dumping))
-
-    dumping.touch()
-    stop = job.stop(begin) if ahead else job.stop()
-    dumped = time.monotonic()
-    dumping.unlink()
-    if not ahead:
-        begin(job.images())
-    made = [part.result() for part in parts]
-    put_s = time.monotonic() - dumped
+    target = job.folder / "race"
+    streamed, _ = leave(job, f"file://{target}", sidecars, streamed=True)
+    shutil.rmtree(target)
+    job.forget_images()
+    job.go_on()
+    job.wait_step(max(job.counts()) + BETWEEN)
+    filed, _ = leave(job, f"file://{target}", sidecars, streamed=False)
     shutil.rmtree(target)
     began, before = time.monotonic(), os.times()
     copy(job.images(), target)
     cp_s, after = time.monotonic() - began, os.times()
     shutil.rmtree(target)
     return {
-        "whole": stop.dump_s + put_s, "dump": stop.dump_s, "put": put_s, "cp": cp_s,
-        "dump_cpu": stop.dump_cpu_s, "put_cpu": sum(part.cpu for part in made),
+        "streamed": streamed.whole_s, "streamed_cpu": streamed.cpu_s, "filed": filed.whole_s, "filed_cpu": filed.cpu_s,
+        "dump": filed.still_s, "put": filed.whole_s - filed.still_s, "cp": cp_s,
         "cp_cpu": sum(after[2:4]) - sum(before[2:4]),
-        "stored": sum(part.stored for part in made), "ahead": sum(part.ahead for part in made),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of a job that leaves: what its pod's disk takes.
+"""A checkpoint of a job that leaves: what its pod's disk takes. And how long ranks that train on stand still.
 
 Pages go to the upload over a socket, in a process of its own for each pod, as the sidecar is. Beside it, in turns,
 today's way of a periodic checkpoint: files on the disk, uploaded after the dump. The ranks stand still until a stream
@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.manifest import RankImage
-from singularity_proxy.store import PagesSocket, PutResult, Store
+from singularity_proxy.store import Arena, PagesSocket, PutResult, Store
 
 from .model import Group, Measured, Options, Say, Spec
 from .pods import Job
@@ -29,6 +30,7 @@ from .stats import median
 
 WIDTH, WORKERS, BETWEEN = 512, 4, 20
 VOLUME = "8g"
+STILL_WIDTH, STILL_MEMORY = 4096, 3 << 30
 SAMPLE_S = 0.02
 spawn = multiprocessing.get_context("spawn")
 
@@ -45,14 +47,17 @@ class Left:
 
 
 def put(
-    url: str, checkpoint: str, images: Mapping[int, Path], part: tuple[int, int], dumping: Path, pages: Path | None
+    url: str, checkpoint: str, images: Mapping[int, Path], part: tuple[int, int], dumping: Path, pages: Path | None,
+    memory: int = 0,
 ) -> tuple[PutResult, float]:
     """One pod's upload, and its CPU seconds.
 
     :param pages: where its socket is to be; None: the images are complete
+    :param memory: bytes that take in the pages first
     """
+    arena = _arena(memory) if memory else None
     began = time.process_time()
-    socket = PagesSocket(pages) if pages is not None else None
+    socket = PagesSocket(pages, arena=arena) if pages is not None else None
     result = Store(url).put_ranks(
         "bench", "job", checkpoint, images, part=part, growing=lambda: socket is not None and dumping.exists(),
         pages=socket,
@@ -60,8 +65,22 @@ def put(
     return result, time.process_time() - began
 
 
-def leave(job: Job, url: str, sidecars: ProcessPoolExecutor, *, streamed: bool) -> tuple[Left, list[RankImage]]:
-    """Barrier, dump and put of all pods. The ranks stand still afterwards."""
+@cache
+def _arena(memory: int) -> Arena:
+    """Of this process: a sidecar makes its memory once."""
+    made = Arena(memory)
+    made.warm()
+    return made
+
+
+def leave(
+    job: Job, url: str, sidecars: ProcessPoolExecutor, *, streamed: bool, memory: int = 0, goes_on: bool = False
+) -> tuple[Left, list[RankImage]]:
+    """Barrier, dump and put of all pods. The ranks stand still afterwards.
+
+    :param memory: bytes that take in a stream first
+    :param goes_on: the ranks train on once they are dumped
+    """
     dumping, parts = job.folder / "dumping", len(job.pods)
     puts: list[Future[tuple[PutResult, float]]] = []
 
@@ -74,7 +93,7 @@ def leave(job: Job, url: str, sidecars: ProcessPoolExecutor, *, streamed: bool) 
             mine = {rank: images[rank] for rank in range(index * share, (index + 1) * share)}
             for folder in mine.values():
                 folder.mkdir(parents=True, exist_ok=True)
-            puts.append(sidecars.submit(put, url, job.checkpoint, mine, (index, parts), dumping, pages))
+            puts.append(sidecars.submit(put, url, job.checkpoint, mine, (index, parts), dumping, pages, memory))
             while pages is not None and not pages.exists():
                 if puts[-1].done():
                     puts[-1].result()
@@ -84,6 +103,8 @@ def leave(job: Job, url: str, sidecars: ProcessPoolExecutor, *, streamed: bool) 
     stop = job.stop(before=begin if streamed else None)
     dumped = time.monotonic()
     dumping.unlink()
+    if goes_on:
+        job.go_on()
     if not streamed:
         begin(job.images())
     made = [each.result(1800) for each in puts]
@@ -154,9 +175,38 @@ def disk(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
     return {"peak_disk_x": Measured(ratio[True], runs, text)}
 
 
+def still(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
+    """Two pods whose ranks train on: pages to the disk, and to memory, in turns."""
+    runs: list[dict[str, float | str]] = []
+    with ProcessPoolExecutor(2, spawn) as sidecars, Job(made, ["train_wide.py", str(STILL_WIDTH), "0"], 2) as job:
+        job.start(2)
+        for number in range(4 if options.quick else 12):
+            job.wait_step(max(job.counts()) + BETWEEN)
+            way = ("disk", "memory", "memory", "disk")[number % 4]
+            memory = STILL_MEMORY if way == "memory" else 0
+            url = f"file://{job.folder}/store-{way}"
+            left, _ = leave(job, url, sidecars, streamed=bool(memory), memory=memory, goes_on=True)
+            runs.append({**vars(left), "way": way, "s_per_gb": left.still_s / left.bytes * 1e9})
+            say(f"checkpoint {number + 1}: {runs[-1]}")
+            job.forget_images()
+    first = {way: next(run for run in runs if run["way"] == way) for way in ("disk", "memory")}
+    later = [run for run in runs if run is not first[str(run["way"])]]
+    of, words = {}, []
+    for way in first:
+        mine = [run for run in later if run["way"] == way]
+        of[way] = median(float(run["s_per_gb"]) for run in mine)
+        cpu = median(float(run["cpu_s"]) / float(run["bytes"]) * 1e9 for run in mine)
+        words.append(f"{way} {of[way]:.2f} s per GB, CPU {cpu:.1f} s per GB")
+    text = f"{', '.join(words)}; {median(float(run['bytes']) for run in runs) / 1e9:.2f} GB of images"
+    return {"memory_stall_s_per_gb": Measured(of["memory"], runs, text)}
+
+
 GROUP = Group(
     "leaving",
     "root, training root file system with CRIU, 4 GB of memory",
-    [Spec("peak_disk_x", "x", "<= 1.2", "the pods' disk that a checkpoint takes, against what it adds to the store")],
-    lambda options, say: disk(prepare(say), options, say),
+    [
+        Spec("peak_disk_x", "x", "<= 1.2", "the pods' disk that a checkpoint takes, against what it adds to the store"),
+        Spec("memory_stall_s_per_gb", "s/GB", "<= 0.4", "stop for a checkpoint that goes to memory, per GB written"),
+    ],
+    lambda options, say: {**disk(prepare(say), options, say), **still(prepare(say), options, say)},
 )

@@ -62,7 +62,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     "Place and devices": ("topology", "node_selector", "tolerations", "resource_claims"),
     "Checkpoints": (
         "engine", "store", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s", "grace_period_s",
-        "checkpoint_disk",
+        "checkpoint_disk", "checkpoint_memory",
     ),
     "Pods": ("privileges", "volumes", "volume_mounts", "labels", "annotations", "pod_override"),
     "Cluster": ("kubernetes_conn_id", "namespace", "api_outage_tolerance"),

@@ -74,6 +74,11 @@ _OPTIONS = (
         help="Most disk for checkpoint images in a pod (50Gi), or `unlimited`. Default: the platform's, or by memory.",
     ),
     click.option(
+        "--checkpoint-memory",
+        metavar="QUANTITY",
+        help="Memory of a pod for checkpoints from which the job trains on (4Gi). Default: the platform's, or none.",
+    ),
+    click.option(
         "--privileges",
         metavar="LEVEL",
         help="Where the launcher's capabilities count: userns (in the pod), node or auto. Default: the platform's.",

@@ -21,7 +21,7 @@ from ..spec import pod_override, privileges, save_interval, store_access
 from ..spec.platform_config import NODE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
-from . import checkpoint_disk, pod_placement
+from . import checkpoint_disk, checkpoint_memory, pod_placement
 from .pod import file_keys, files_name, leveled, pod_spec
 
 BACKOFF_LIMIT = 6
@@ -89,7 +89,8 @@ def _template(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "spec": pod_spec(spec, platform),
     }
     whole = pod_override.merged(pod_placement.placed(made, spec), spec.pod_override, spec.elastic)
-    return checkpoint_disk.bounded(whole, spec.checkpoint_disk or platform.checkpoint_disk, spec.ranks)
+    told = checkpoint_memory.given(whole, spec.checkpoint_memory or platform.checkpoint_memory, spec.elastic)
+    return checkpoint_disk.bounded(told, spec.checkpoint_disk or platform.checkpoint_disk, spec.ranks)
 
 
 def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str]:

@@ -43,6 +43,7 @@ class PlatformConfig:
     :param stores: by namespace, its own `url`, what `store_pods` has, and `encrypt`
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
+    :param checkpoint_memory: the same; "": none
     :param privileges: where the launcher's capabilities count, one of PRIVILEGES or AUTO
     :param user_namespaces: by ResourceFlavor, whether its nodes can give pods a user namespace (`privileges`); empty
         where nobody has looked
@@ -66,6 +67,7 @@ class PlatformConfig:
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
+    checkpoint_memory: str = ""
     privileges: str = NODE
     user_namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     apparmor: str = ""

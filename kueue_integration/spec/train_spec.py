@@ -62,6 +62,9 @@ class TrainSpec:
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. None: the
         platform's default, else twice the memory limit and 10 GiB per rank. No limit in pods that have devices or no
         memory limit
+    :param checkpoint_memory: memory of each pod, beside that of the ranks, into which a checkpoint goes from which the
+        job trains on, as `"4Gi"`. The ranks stand still for less time than they would for the disk. What is larger goes
+        to the disk. None: the platform's default, else none
     :param privileges: where the launcher's capabilities count: `userns` (in a user namespace of the pod only, where
         they give nothing on the node), `node`, or `auto` (`userns` where all nodes of the queue's flavors can). None:
         the platform's choice, which also says what a job may have. Not for the state engine, which has none
@@ -99,6 +102,7 @@ class TrainSpec:
     grace_period_s: int = 90
     checkpoint_every: str | float | None = None
     checkpoint_disk: str | None = None
+    checkpoint_memory: str | None = None
     privileges: str | None = None
     hold: bool = True
     volumes: Sequence[Mapping[str, Any]] = ()

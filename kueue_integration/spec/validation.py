@@ -33,6 +33,7 @@ MAX_EXIT_CODES = 200
 """Kubernetes takes 255 in a rule; some are ours."""
 MAX_RETRIES = 10_000
 LEAST_DISK = 2**20
+LEAST_MEMORY = 2**24
 VOLUME_PREFIX = "singularity-"
 """Of the names of our own volumes in the pod."""
 
@@ -49,7 +50,8 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
         *_files(spec), *_workdir(spec), *_store(spec, platform), *_times(spec, platform), *_volumes(spec, platform),
-        *_metadata(spec), *_exit_codes(spec), *_disk(spec, platform), *_privileges(spec, platform),
+        *_metadata(spec), *_exit_codes(spec), *_disk(spec, platform), *_memory(spec, platform),
+        *_privileges(spec, platform),
     ]  # fmt: skip
 
 
@@ -233,15 +235,24 @@ def _disk(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]
     whose = ""
     if wish is None and platform is not None and platform.checkpoint_disk:
         wish, whose = platform.checkpoint_disk, " (the chart's value pods.checkpointDisk)"
-    if wish is None or wish == "unlimited":
-        return
-    fix = "must be a quantity of at least 1Mi, as '50Gi' is, or 'unlimited'"
+    if wish is not None and wish != "unlimited" and not _at_least(wish, LEAST_DISK):
+        yield "checkpoint_disk", wish, "must be a quantity of at least 1Mi, as '50Gi' is, or 'unlimited'" + whose
+
+
+def _memory(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
+    wish = spec.checkpoint_memory
+    whose = ""
+    if wish is None and platform is not None and platform.checkpoint_memory:
+        wish, whose = platform.checkpoint_memory, " (the chart's value pods.checkpointMemory)"
+    if wish is not None and wish != "0" and not _at_least(wish, LEAST_MEMORY):
+        yield "checkpoint_memory", wish, "must be a quantity of at least 16Mi, as '4Gi' is, or '0' for none" + whose
+
+
+def _at_least(wish: object, least: int) -> bool:
     try:
-        enough = isinstance(wish, str) and quantities.parse(wish) >= LEAST_DISK
+        return isinstance(wish, str) and quantities.parse(wish) >= least
     except ValueError:
-        enough = False
-    if not enough:
-        yield "checkpoint_disk", wish, fix + whose
+        return False
 
 
 def _privileges(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:

@@ -157,6 +157,7 @@ tolerations: {{- toYaml . | nindent 2 }}
   "volumes" (.Values.pods.volumes | default list)
   "volume_mounts" (.Values.pods.volumeMounts | default list)
   "env" (.Values.pods.env | default dict)
+  "checkpoint_memory" (.Values.pods.checkpointMemory | default "")
   "checkpoint_disk" (.Values.pods.checkpointDisk | default "")
   "privileges" (.Values.pods.privileges | default "node")
   "apparmor" (.Values.pods.appArmorProfile | default "")

@@ -463,7 +463,7 @@ class Supervisor:
             trial = Nowhere(self.paths.withdrawn(command.checkpoint_id), deadline) if command.trial else None
             order = Order(
                 command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream,
-                trial,
+                command.memory, trial,
             )  # fmt: skip
             going = {number: rank for number, rank in self.ranks.items() if number not in over}
             for line in self.engine.dump(going, order, laps) if going or not over else ():

@@ -244,6 +244,9 @@ class LauncherCommand:
     """`dump`: drawn by the sidecar that asks. The event that answers it repeats it."""
     stream: bool = False
     """`dump`: the sidecar takes the ranks' pages at its socket while they are dumped (`page_frames`)."""
+    memory: Count = 0
+    """`stream`: bytes that the sidecar has memory for. Of ranks that hold more, all goes to the disk. 0: any number, as
+    the ranks wait for the store anyway."""
     trial: bool = False
     """`dump`: only to see whether it works. No image is kept. It gives way to a dump of the same generation that is
     none, and to `resume`."""

@@ -42,6 +42,8 @@ class Config:
     """Folder with the namespace's keys: checkpoints are encrypted."""
     image_room: int | None = None
     """Bytes that the volume of the images may hold; None: as much as the disk has."""
+    memory: int = 0
+    """Bytes of memory for a checkpoint after which the job trains on."""
 
     @property
     def leader(self) -> bool:
@@ -96,6 +98,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Config:
         engine=_engine(env),
         store_keys=Path(env[names.ENV_STORE_KEYS]) if env.get(names.ENV_STORE_KEYS) else None,
         image_room=_room(env),
+        memory=_number(env, names.ENV_CHECKPOINT_MEMORY, 0) if env.get(names.ENV_CHECKPOINT_MEMORY) else 0,
     )
     if config.world_size > page.MAX_WORLD:
         raise ConfigError(f"{names.ENV_WORLD_SIZE} = {config.world_size}: at most {page.MAX_WORLD} ranks fit the page")

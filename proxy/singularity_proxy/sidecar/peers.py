@@ -126,6 +126,8 @@ class Directive:
     after the dump: they would wait for the store."""
     background: bool = False
     """`save`: the ranks go on as soon as their state is copied."""
+    released: bool = False
+    """`save`: the ranks of all pods are dumped, and go on from `over`. What is dumped is still to be stored."""
     trial: bool = False
     """`save`: nothing is kept. A directive for the same generation without it wants the images after all."""
     weigh: bool = False

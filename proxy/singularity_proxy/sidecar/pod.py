@@ -22,7 +22,7 @@ from ..protocol import exit_codes, gpus, image_room, names, page, placement
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Occupied, Reading, SaveCause, Through, Weight
 from ..protocol.ratchet import RankView
-from ..store import PagesSocket, Store, Trust, memory
+from ..store import Arena, PagesSocket, Store, Trust, memory
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
@@ -75,6 +75,7 @@ class Pod:
         trust: Trust | None = None,
     ) -> None:
         self._trust = trust
+        self._arena = Arena(config.memory) if config.memory and config.engine != names.ENGINE_STATE else None
         self._restore_failed = restore_failed
         self._config = config
         self._phases = phases or PodPhases()
@@ -105,7 +106,9 @@ class Pod:
         """Ranks that have not ended with 0."""
         self._done = False
         self._broken = ""
-        self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
+        self._saving = self._dumped = self._uploading = self._uploaded = self._failed = 0
+        self._resumed = self._settled = 0
+        """Newest stops after which the ranks here were told to go on, and of which nothing is to be stored any more."""
         self._trial = False
         """The dump that was asked for last is for nothing but a trial."""
         self._tried: Tried | None = None
@@ -300,11 +303,16 @@ class Pod:
 
     def _ranks_run(self) -> None:
         self.started = True
-        threading.Thread(target=memory.load, daemon=True).start()  # before the first upload has to wait for it
+        threading.Thread(target=self._warm_up, daemon=True).start()  # before the first upload has to wait for it
         try:
             self._config.started_file.touch()
         except OSError as error:
             log.warning("a restarted sidecar will not know that ranks run: %s", error)
+
+    def _warm_up(self) -> None:
+        memory.load()
+        if self._arena is not None:
+            self._arena.warm()
 
     def _begin_upload(self, directive: Directive, pages: PagesSocket | None = None) -> None:
         self._uploading = directive.generation
@@ -381,8 +389,8 @@ class Pod:
             self._agreed.set()
         if directive.addresses:
             self._addressed.set()
-        if directive.over is not None and directive.over.generation != self._resumed:
-            await self._go_on(directive.over)
+        if directive.over is not None:
+            await self._go_on(directive.over, stored=not directive.released)
         if directive.weigh and not self._weighs:
             self._weighs = True
             await self._send(LauncherCommand(seq=0, op="weigh"))
@@ -405,6 +413,11 @@ class Pod:
     async def _start_saving(self, directive: Directive) -> None:
         if self._saving == directive.generation and not (self._trial and not directive.trial):
             return
+        if directive.released:
+            # The ranks have gone on, and what was dumped of them was known to the sidecar before this one.
+            self._saving = directive.generation
+            self._fail(directive.generation, "the sidecar was restarted before its images were stored", "pods")
+            return
         self.reached(directive.generation, directive.stop_at, directive.anywhere, directive.background)
         self._saving, self._trial = directive.generation, directive.trial
         self._cancel.set()  # an upload that nobody waits for any more
@@ -421,23 +434,24 @@ class Pod:
             dump=self._dump,
             trial=directive.trial,
         )
-        # Ranks that go on wait for their dump alone: it goes to the disk, and is stored afterwards. Beside a launcher
-        # that is ending, a streamed dump would never end, and nobody would cancel it.
-        if not directive.ahead or self._winding_up:
-            await self._send(command)
+        # Ranks that go on wait for their dump alone: it goes to memory or to the disk, and is stored afterwards. Beside
+        # a launcher that is ending, a streamed dump would never end, and nobody would cancel it.
+        arena = None if directive.ahead or directive.trial else self._arena
+        pages = self._pages_socket(arena) if (directive.ahead or arena) and not self._winding_up else None
+        if pages is None:
+            await self._send(command)  # the upload begins after the dump
             return
-        pages = self._pages_socket()
-        await self._send(replace(command, stream=pages is not None))
+        await self._send(replace(command, stream=True, memory=arena.size if arena is not None else 0))
         self._begin_upload(directive, pages)
 
-    def _pages_socket(self) -> PagesSocket | None:
+    def _pages_socket(self, arena: Arena | None) -> PagesSocket | None:
         """None: nothing streams. Ranks of the state engine write their state to the disk themselves."""
         if self._config.engine == names.ENGINE_STATE:
             return None
         try:
             self._config.image_dir.mkdir(parents=True, exist_ok=True)
             room = image_room.of(self._config.image_dir, self._config.image_room)
-            return PagesSocket(self._config.run_dir / names.PAGES_FILE, room.spill)
+            return PagesSocket(self._config.run_dir / names.PAGES_FILE, room.spill, arena)
         except OSError as error:
             log.warning("pages go over the pod's disk, as no socket can be made: %s", error)
             return None
@@ -449,13 +463,23 @@ class Pod:
         else:
             self._page.acquire(generation, stop_at, background)
 
-    async def _go_on(self, stop: Stop) -> None:
+    async def _go_on(self, stop: Stop, stored: bool) -> None:
         """Ranks of other pods may be frozen. Even if this pod missed the barrier's end, its ranks have to freeze and
-        rebuild communication together with them."""
+        rebuild communication together with them.
+
+        :param stored: nothing of this stop is stored any more: it is committed, or was given up
+        """
+        if stored and stop.generation != self._settled:
+            self._cancel.set()
+        if stop.generation != self._resumed:
+            await self._resume(stop)
+        if stored and stop.generation != self._settled:
+            self._settle(stop)
+
+    async def _resume(self, stop: Stop) -> None:
         generation = self._resumed = stop.generation
         if not stop.anywhere and self._page.acquired < generation:
             self._page.acquire(generation, stop.stop_at)
-        self._cancel.set()
         command = LauncherCommand(
             seq=0,
             op="resume",
@@ -466,6 +490,9 @@ class Pod:
             ended=stop.ended,
         )
         await self._send(command)
+
+    def _settle(self, stop: Stop) -> None:
+        generation = self._settled = stop.generation
         tried = self._tried is not None and self._tried.generation == generation
         if tried or generation in (self._uploaded, self._failed):
             self._tidy(stop.checkpoint_id)

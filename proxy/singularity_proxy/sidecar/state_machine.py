@@ -11,9 +11,11 @@
 A trial is such a stop, too: the ranks are dumped to nowhere and go on, and what comes out is an `Outcome`. A checkpoint
 that is asked for meanwhile takes its place: the ranks stand, or are about to, so it is saved at this very stop.
 
-A checkpoint that ranks of the state engine go on from is saved in the background (`State.background`). A request to end
-that comes meanwhile waits for it. Then it has a barrier of its own, whether the first checkpoint was committed or not.
-So what is nearly stored is not thrown away, and the job loses some steps at most if the second one comes too late.
+A checkpoint that ranks go on from is saved in the background (`State.background`). With the state engine they go on by
+themselves as soon as their state is copied. Others are let go once all of them are dumped (`State.released`), and their
+images are stored meanwhile. A request to end that comes then waits for it. After that it has a barrier of its own,
+whether the first checkpoint was committed or not. So what is nearly stored is not thrown away, and the job loses some
+steps at most if the second one comes too late.
 
 `observe` is called with everything the leader has heard; it returns the next state and what the shell has to tell
 the controller. `committed`, `cancelled` and `stale` are how the shell answers phase `commit`.
@@ -89,9 +91,11 @@ class State:
     """... by stopping them where they were: no rank of this world waits for another."""
     barrier_at: float = 0.0
     overlaps: bool = False
-    """The ranks of this engine can go on while they are saved."""
+    """The ranks of this engine go on by themselves while they are saved."""
     background: bool = False
-    """The ranks of the checkpoint under way do so."""
+    """The ranks of the checkpoint under way go on before it is stored, or have done so."""
+    released: bool = False
+    """They stood until all of them were dumped."""
     apart: bool = False
     """Ranks of this engine that have ended are saved as ended, and the others go on without them."""
     ended: frozenset[int] = frozenset()
@@ -204,7 +208,8 @@ def directive(state: State) -> Directive:
         ahead=op == "save" and not state.runs_on,
         background=op == "save" and state.background,
         trial=op == "save" and state.trial,
-        over=state.over if op in ("run", "barrier") else None,
+        over=state.over if state.released or op in ("run", "barrier") else None,
+        released=state.released,
         unsaved=sorted(state.unsaved),
         ended=sorted(state.ended) if op == "barrier" else [],
         broken=state.broken,
@@ -272,7 +277,8 @@ def resume(state: State) -> State:
 
 def _over(state: State) -> State:
     """The checkpoint under way has ended, and the ranks go on: with a request that has waited, to the next barrier."""
-    after = replace(state, phase="run", trigger=None, barrier_at=0.0, until=0.0, background=False, waiting=None)
+    after = replace(state, phase="run", trigger=None, barrier_at=0.0, until=0.0, waiting=None)
+    after = replace(after, background=False, released=False)
     return after if state.waiting is None else replace(request(after, state.waiting), asked=state.asked)
 
 
@@ -314,7 +320,7 @@ def cancelled(state: State, message: str, cause: SaveCause, why: str = "") -> tu
         return _over(state), failure
     unsaved = state.unsaved if failure.finishing else state.unsaved | state.asked
     state = replace(state, answered=state.answered | state.asked, unsaved=unsaved)
-    after = replace(state, phase="run", trigger=None, background=False)
+    after = replace(state, phase="run", trigger=None, background=False, released=False)
     if state.goes_on:
         after = replace(after, barrier_at=0.0)
     return replace(after, asked=frozenset()), failure
@@ -419,10 +425,13 @@ def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, 
     pods = range(state.workers)
     dumping = [i for i in pods if i not in reports or reports[i].dumped != state.generation]
     uploading = [i for i in pods if i not in dumping and reports[i].uploaded != state.generation]
-    if not dumping and not uploading:
+    if not dumping and not state.released:
         # Ranks that are stopped anywhere take some steps more until they stand.
-        step = _furthest(world(state, heard)) if state.anywhere else state.stop_at
-        return replace(state, phase="commit", stop_at=step), None
+        state = replace(state, stop_at=_furthest(world(state, heard)) if state.anywhere else state.stop_at)
+        if uploading and state.runs_on and not state.background:
+            return replace(state, background=True, released=True), None
+    if not dumping and not uploading:
+        return replace(state, phase="commit"), None
     behind = ", ".join(
         f"pod {wording.numbers(which)} still {doing}"
         for which, doing in ((dumping, "dumping"), (uploading, "uploading"))

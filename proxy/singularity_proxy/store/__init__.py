@@ -6,6 +6,7 @@ taken, who may commit it. Nothing in this package knows about Kubernetes, ranks'
 """
 
 from .catalog import Collected, Listing
+from .intake import Arena
 from .keys import NamespaceKeys
 from .part_runs import Range
 from .parts import Parts
@@ -13,4 +14,6 @@ from .store import PutResult, Store
 from .stream import Socket as PagesSocket
 from .trust import Trust
 
-__all__ = ["Collected", "Listing", "NamespaceKeys", "PagesSocket", "Parts", "PutResult", "Range", "Store", "Trust"]
+__all__ = [
+    "Arena", "Collected", "Listing", "NamespaceKeys", "PagesSocket", "Parts", "PutResult", "Range", "Store", "Trust",
+]  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Final
 
 from ..errors import StoreError
 from . import chunking, memory
-from .fingerprint import Fingerprint, Mark
 
 READ_SIZE: Final = 4 << 20
 """Bytes."""
@@ -58,30 +57,16 @@ class Packed:
             yield Chunks([b"" if key == _ZEROS else key for key in keys], sizes)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The chunks of `size` bytes with this fingerprint, in the upload that looked at them."""
-
-    size: int
-    mark: Mark
-    chunks: Chunks
-
-
 def keyed(data: memoryview, ends: Sequence[int]) -> Chunks:
     """The chunks of `data` that end there, named by content."""
     return Chunks(chunking.keys_of(data, ends), array("I", map(sub, ends, [0, *ends])))
 
 
-def read(
-    opened: int, path: Path, seen: Sequence[Segment], fingerprint: Fingerprint | None, check: Callable[[], None]
-) -> Iterator[tuple[Chunks, memoryview]]:
+def read(opened: int, path: Path, check: Callable[[], None]) -> Iterator[tuple[Chunks, memoryview]]:
     """All chunks of a file, and their content, which is there until the next ones are asked for.
 
     :param opened: its descriptor, which is closed in the end
     :param path: its name for error messages
-    :param seen: an earlier result for its beginning. It is taken over as far as the bytes are the same. The check costs
-        a sixth of cutting and naming.
-    :param fingerprint: that of `seen`
     :param check: called before every read
     :raises StoreError: it cannot be read
     """
@@ -89,15 +74,7 @@ def read(
     room = memory.room(ROOM)
     try:
         with open(opened, "rb", buffering=0) as file:
-            source = _Source(file)
-            for segment in seen:
-                check()
-                data = room[: source.readinto(room[: segment.size])]
-                if len(data) != segment.size or fingerprint is None or fingerprint.of(data) != segment.mark:
-                    file.seek(-len(data), 1)
-                    break
-                yield segment.chunks, data
-            yield from _cut(source, room, check)
+            yield from _cut(_Source(file), room, check)
     except OSError as error:
         raise StoreError(f"cannot read image file {path}: {error}") from error
 

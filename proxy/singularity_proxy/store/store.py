@@ -18,7 +18,7 @@ from ..protocol import manifest as mf
 from ..protocol.image_room import Room
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
-from . import archive, beneath, catalog, download, early_upload, images, layout, locks, stream, upload
+from . import archive, beneath, catalog, download, images, layout, locks, stream, upload
 from .backend import PATIENCE_S, Backend
 from .keys import JobKeys, NamespaceKeys
 from .parts import Parts
@@ -31,8 +31,8 @@ PROBE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class PutResult:
-    """`bytes`: all bytes of the files. `bytes_ahead`: of these, the bytes that the writers got while the files still
-    grew. `bytes_stored`: bytes that this call had to write."""
+    """`bytes`: all bytes of the files. `bytes_ahead`: of these, the bytes that came as pages. `bytes_stored`: bytes
+    that this call had to write."""
 
     images: list[RankImage]
     bytes: int
@@ -56,7 +56,7 @@ class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
     Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice where a network takes it. Also 4 MiB of
-    a file, and 12 MiB more while images grow, or 4 MiB for each rank that streams. Also 33 bytes for each chunk that
+    a file, and 4 MiB for each rank that streams. Also 33 bytes for each chunk that
     the job has in the store, 20 for each chunk of the images, and 200 for each new chunk of a rank's files that another
     pod stores first.
 
@@ -106,8 +106,8 @@ class Store:
             Default: the innermost folder above them, or the folder itself if there is only one
         :param part: (i, n): this is pod i of n that upload at the same time
         :param progress: counts bytes of the images: those that the store has
-        :param growing: true while the folders are still being filled; what they contain is stored meanwhile (`ahead`)
-        :param pages: where launchers bring pages while `growing`; it is closed in the end
+        :param pages: where launchers bring pages while `growing()`, which is asked for nothing else. It is closed in
+            the end
         :param trust: which packs of the job's folder count as stored already; None: all, where nobody else writes
         :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
             `cancelled()` turned true
@@ -121,6 +121,8 @@ class Store:
         stop = threading.Event()
         backend = self.backend.until(lambda: stop.is_set() or cancelled())
         try:
+            # The ranks of a periodic checkpoint wait for this, and for no answer of the store.
+            intake = pages.received(growing, backend.cancelled) if pages is not None else None
             doomed = locks.announce(backend, folder, name)
             believed = trust.believed(self, namespace, job) if trust else _any_pack
             with self.pool("store-put") as pool:
@@ -131,11 +133,11 @@ class Store:
                         count,
                     )  # fmt: skip
                     work.give_up(catalog.last_use(self, namespace, job, paths))
-                    if pages is None:
-                        early: early_upload.Ahead | stream.Stream = early_upload.Ahead(work, paths.values())
-                    else:
-                        early = stream.Stream(work, pages, top)
-                    early.follow(growing)
+                    ahead = 0
+                    if pages is not None and intake is not None:
+                        pages_of = stream.Stream(work, intake, top, pages.spill)
+                        pages_of.follow(growing)
+                        ahead = pages_of.stored
                     lists = {rank: images.walk(work.beneath, path) for rank, path in paths.items()}
                     images.require_own(file for files in lists.values() for file in files)
                     total = sum(f.size for files in lists.values() for f in files)
@@ -158,7 +160,7 @@ class Store:
             self.backend.retries += backend.retries
             if pages is not None:
                 pages.close()
-        return PutResult(made, total, work.stored, early.stored)
+        return PutResult(made, total, work.stored, ahead)
 
     def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> str:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.

@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
@@ -26,7 +25,6 @@ from .backend import Backend
 from .beneath import Beneath
 from .chunk_index import SLOT_BITS, Believed, Known
 from .draft import Draft
-from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
 from .key_index import ABSENT
 from .keys import JobKeys
@@ -100,10 +98,6 @@ class Upload:
         self._lock = threading.Lock()
         self.stored = 0
         """Bytes written to the store."""
-        self.seen: dict[Path, list[segments.Segment]] = {}
-        """The beginnings of files, as found while the files were written (`ahead`)."""
-        self.fingerprint: Fingerprint | None = None
-        """That of `seen`."""
         self.streamed: dict[int, dict[str, Streamed]] = {}
         """Per rank, by name."""
         self.spill: Spill | None = None
@@ -199,8 +193,7 @@ class Upload:
         `later`."""
         found, size = segments.Packed(), 0
         source = open_listed(self.beneath, file)
-        seen = self.seen.pop(file.path, ())
-        for chunks, data in segments.read(source, file.path, seen, self.fingerprint, self.check):
+        for chunks, data in segments.read(source, file.path, self.check):
             if self.part[1] > 1:
                 self._known.refresh_if_cheap()
             wanted, group = self.missing(chunks.keys, group)

@@ -132,6 +132,7 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "labels": ({"team": "{{ low }}"}, "low"),
     "annotations": ('{"note": "{{ low }}"}', "low"),
     "checkpoint_disk": ("{{ two }}0Gi", "20Gi"),
+    "checkpoint_memory": ("{{ two }}Gi", "2Gi"),
     "engine": ("{{ auto }}", "auto"),
     "privileges": ("{{ auto }}", "auto"),
     "hold": ("{{ no }}", False),

@@ -15,7 +15,7 @@ from pod_moves import until
 from store_samples import manifest
 
 from singularity_proxy.protocol import messages, names
-from singularity_proxy.store import PagesSocket, PutResult, Store
+from singularity_proxy.store import Arena, PagesSocket, PutResult, Store
 
 MIB = 1 << 20
 HELD = 48
@@ -84,10 +84,15 @@ def goes_on(pod: Pod) -> None:
 
 
 @contextmanager
-def uploading(pod: Pod, store: Store, cancel: threading.Event | None = None) -> Iterator[Future[PutResult]]:
-    """An upload that takes the pages of checkpoint `c` for as long as the context lasts."""
+def uploading(
+    pod: Pod, store: Store, cancel: threading.Event | None = None, arena: Arena | None = None
+) -> Iterator[Future[PutResult]]:
+    """An upload that takes the pages of checkpoint `c` for as long as the context lasts.
+
+    :param arena: where it takes them first
+    """
     whole = threading.Event()
-    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE, arena=arena)
     with ThreadPoolExecutor(1) as pool:
         put = pool.submit(
             store.put_ranks, "team", "train", "train-a1-g1", {0: pod.image("c", 0)}, growing=lambda: not whole.is_set(),

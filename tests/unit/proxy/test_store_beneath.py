@@ -10,7 +10,7 @@ import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise, same
 
 from singularity_proxy.errors import StoreError
-from singularity_proxy.store import PutResult, Store, early_upload
+from singularity_proxy.store import PutResult, Store
 from singularity_proxy.store import images as image_files
 from singularity_proxy.store.pack import CONTENT_SIZE
 
@@ -133,10 +133,3 @@ def test_files_that_ranks_of_the_pod_share_are_stored(store: Store, tmp_path: Pa
     made = manifest(store.put_ranks(NAMESPACE, JOB, NAME, folders, below=images).images)
     store.fetch_ranks(made, {rank: tmp_path / f"back-{rank}" for rank in folders})
     assert all(same(folders[rank], tmp_path / f"back-{rank}") for rank in folders)
-
-
-def test_pages_are_followed_beneath_the_base(store: Store, tmp_path: Path) -> None:
-    images, looks = tmp_path / "images", iter(range(12))
-    image(images / NAME / "rank-0", size=20 * MIB)
-    done = put(store, images, lambda: next(looks, None) is not None)
-    assert done.bytes_ahead >= CONTENT_SIZE and early_upload.PATTERN.startswith("pages-")

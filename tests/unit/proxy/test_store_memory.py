@@ -18,7 +18,7 @@ SIZE = 384 * MIB
 MOST_MB = 150
 """What either may take beyond what the process had before: five packs of 8 MiB, each twice, and its tables."""
 CHILD = """
-import itertools, json, sys, threading, time
+import json, sys, threading, time
 from pathlib import Path
 from singularity_proxy.launcher.snapshot.page_sink import PageSink
 from singularity_proxy.store import PagesSocket, Store
@@ -61,10 +61,6 @@ elif what == "upload-stream":  # from a launcher that sends as fast as it is let
     put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: rest}, growing=growing, pages=pages)
     store.write_manifest(manifest(put.images))
     assert put.bytes_ahead > put.bytes / 2, put
-elif what == "upload-ahead":  # nearly all of it is looked at while it "grows"
-    looks = itertools.count()
-    put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: folder}, growing=lambda: next(looks) < 180)
-    assert put.bytes_ahead > put.bytes / 2, put
 else:
     store.fetch_ranks(store.read_manifest(NAMESPACE, JOB, f"{JOB}-a1-g1"), {0: Path(folder)})
 print(json.dumps(memory("VmHWM") - before))
@@ -88,7 +84,6 @@ def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
             file.write(os.urandom(MIB))
     url = f"file://{tmp_path}/store"
     assert megabytes("upload", url, image) < MOST_MB
-    assert megabytes("upload-ahead", f"file://{tmp_path}/other", image) < MOST_MB
     assert megabytes("download", url, back) < MOST_MB
     streamed = f"file://{tmp_path}/streamed"
     assert megabytes("upload-stream", streamed, image) < MOST_MB

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,8 +25,9 @@ from singularity_proxy.errors import RestoreRefusedError, StoreError
 from singularity_proxy.launcher.errors import DumpError
 from singularity_proxy.launcher.snapshot.page_sink import DIRECT, PageSink
 from singularity_proxy.protocol import image_room, page_frames
-from singularity_proxy.store import PagesSocket, PutResult, Store, pack, stream
+from singularity_proxy.store import PagesSocket, PutResult, Store, intake, locks, pack
 from singularity_proxy.store.draft import Draft
+from singularity_proxy.store.intake import Arena
 from singularity_proxy.store.spill import Spill
 from singularity_proxy.store.upload import Upload
 
@@ -37,7 +39,8 @@ Content = dict[int, bytes]
 class Pod:
     """A launcher that sends pages of its ranks in a thread, beside an upload that takes them."""
 
-    def __init__(self, top: Path, name: str = "pod") -> None:
+    def __init__(self, top: Path, name: str = "pod", arena: Arena | None = None) -> None:
+        self.arena = arena
         self.top = top / name
         self.top.mkdir()
         self.path = self.top / "launcher" / "pages.sock"
@@ -83,7 +86,7 @@ class Pod:
         folders = {rank: self.folder(rank) for rank in ranks}
         for folder in folders.values():
             (folder / "core-1.img").write_bytes(b"core of a process")
-        pages, thread = PagesSocket(self.path, spill), threading.Thread(target=run)
+        pages, thread = PagesSocket(self.path, spill, self.arena), threading.Thread(target=run)
         self.over.clear()
         thread.start()
         try:
@@ -100,9 +103,9 @@ def store(tmp_path: Path) -> Store:
     return Store(f"file://{tmp_path}/store", patience_s=20)
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
-    made = Pod(tmp_path)
+@pytest.fixture(params=[0, 8 * MIB], ids=["as it comes", "the beginning waits in memory"])
+def pod(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pod]:
+    made = Pod(tmp_path, arena=Arena(request.param) if request.param else None)
     yield made
     made.over.set()
 
@@ -130,6 +133,41 @@ def test_what_was_sent_comes_back(store: Store, pod: Pod, tmp_path: Path, seed: 
     check(store, result, sent, tmp_path / "back")
     assert result.bytes > 2 * 13 * MIB and result.bytes_ahead > 17 * MIB
     assert not any(path.stat().st_size for path in pod.top.rglob("pages-*.img")), "nothing of it was on the disk"
+
+
+@pytest.mark.parametrize("memory", [5 * MIB, 24 * MIB, 64 * MIB], ids=["less than one rank", "one rank", "everything"])
+def test_what_memory_takes_in_waits_for_no_store(
+    tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks have trained on before the store has answered once; what does not fit waits for it."""
+    store = Store(f"file://{tmp_path}/store")
+    reached, sent_all = threading.Event(), threading.Event()
+    announce = locks.announce
+
+    def slow(*args: Any) -> Any:
+        if memory > 32 * MIB:
+            assert sent_all.wait(20), "the ranks wait for the store"
+        reached.set()
+        return announce(*args)
+
+    monkeypatch.setattr(locks, "announce", slow)
+    pod = Pod(tmp_path, arena=Arena(memory))
+    pod.arena.warm()
+    sent = {rank: {65537: pages(rank, 9), 65538: b"", 65539: pages(7, 1)} for rank in (0, 1)}
+
+    def sender() -> None:
+        pod.send(sent, random.Random(memory))
+        assert reached.is_set() == (memory < 32 * MIB)
+        sent_all.set()
+
+    for number in range(2):  # the same memory again
+        sent_all.clear()
+        reached.clear()
+        name = f"{JOB}-a1-g{number + 1}"
+        result = pod.put(store, [0, 1], sender, name=name)
+        assert pod.error is None
+        check(store, result, sent, tmp_path / f"back-{number}")
+    assert result.bytes_stored < MIB
 
 
 def test_known_content_is_not_stored_again_and_chunks_are_those_of_files(
@@ -377,7 +415,7 @@ def test_a_disk_without_room_for_what_waits(tmp_path: Path, store: Store, limit:
 def test_a_launcher_that_stands_still_in_the_midst_of_a_frame(
     store: Store, pod: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(intake, "PATIENCE_S", 0.2)
 
     def sender() -> None:
         with socket.socket(socket.AF_UNIX) as peer:

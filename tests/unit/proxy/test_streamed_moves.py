@@ -15,7 +15,7 @@ from store_samples import manifest
 from streamed_pod import uploading
 
 from singularity_proxy.protocol import messages
-from singularity_proxy.store import Store
+from singularity_proxy.store import Arena, Store
 
 pytestmark = pytest.mark.criu
 TREE = Path(__file__).with_name("changing_tree.py")
@@ -31,6 +31,7 @@ class Moves:
 
     def __init__(self, make_pod: Callable[..., Pod], rootfs: Path, criu: Path, folder: Path) -> None:
         self._make, self._options = make_pod, {"rootfs": rootfs, "torch": None, "criu": criu}
+        self._arena = Arena(256 << 20)
         self.store, self.count = Store(f"file://{folder}/store"), 0
         self.pod = self._pod(messages.Plan("fresh", 1, 1, [0], "127.0.0.1", 29500)).start()
 
@@ -43,22 +44,34 @@ class Moves:
         at = steps(self.pod)
         until(lambda: steps(self.pod) >= at + least, "it goes on", self.pod)
 
+    def let_go_on(self) -> None:
+        self.pod.sidecar.command("resume", generation=5)
+        self.on(20)
+
     def fail(self) -> None:
         """Nobody takes the pages."""
         event = dump_anywhere(self.pod, 4, stream=True)
         assert event.kind == "dump_failed", event.message
         self.pod.sidecar.command("resume", generation=4)
 
-    def move(self, *, streamed: bool) -> None:
+    def move(self, way: str) -> None:
+        """By a stream; or the tree goes on once it is dumped, to `disk` or to `memory`, and what is stored then is what
+        it was."""
         old, self.count = self.pod, self.count + 1
-        if streamed:
+        if way == "stream":
             with uploading(old, self.store) as put:
                 event = dump_anywhere(old, 5, stream=True)
-            assert event.kind == "dumped", event.message
+            made = put.result(60)
+        elif way == "memory":
+            with uploading(old, self.store, arena=self._arena) as put:
+                event = dump_anywhere(old, 5, stream=True, memory=self._arena.size)
+                self.let_go_on()
             made = put.result(60)
         else:
-            assert dump_anywhere(old, 5).kind == "dumped", old.log()
+            event = dump_anywhere(old, 5)
+            self.let_go_on()
             made = self.store.put_ranks("team", "train", "train-a1-g1", {0: old.image("c", 0)})
+        assert event.kind == "dumped", event.message
         self.store.write_manifest(manifest(made.images, self.count))
         old.terminate()
         old.wait_event("terminating")
@@ -100,7 +113,7 @@ def test_a_changing_tree_is_the_same_after_any_moves(tree: Moves, tmp_path: Path
         if chance.random() < 0.2:
             tree.fail()
             tree.on(1)
-        tree.move(streamed=number % 4 != 3)
+        tree.move(("stream", "memory", "disk")[number % 3])
     tree.on(20)
     found = tree.end()
     alone = tmp_path / "alone"

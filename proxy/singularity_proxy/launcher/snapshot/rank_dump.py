@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Order:
     :param anywhere: the ranks do not freeze, they are stopped where they are
     :param job: addresses of all pods of the job
     :param stream: the sidecar takes the pages of the ranks while they are dumped
+    :param memory: ... if they are no more than this many bytes; 0: any number
     :param trial: nothing is kept
     """
 
@@ -64,6 +65,7 @@ class Order:
     anywhere: bool = False
     job: Collection[str] = ()
     stream: bool = False
+    memory: int = 0
     trial: Nowhere | None = None
 
 
@@ -107,6 +109,7 @@ def dump(
     devices.suspend({rank: process_scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     laps.end("device")
     _stand(slots, paths, order)
+    order, told = _into_memory(slots, order)
     changed, travelling = _changed(slots, paths, files)
     _check_room(slots, paths, order, files, travelling)
     real = {rank: _real_ids(slot) for rank, slot in slots.items()}
@@ -130,7 +133,7 @@ def dump(
             _pack_layer(view, found, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in ranks])
     else:
         shutil.rmtree(paths.images(order.checkpoint_id), ignore_errors=True)
-    told = [f"rank {rank}: {text}" for rank, job in zip(slots, jobs, strict=True) if (text := job.result())]
+    told += [f"rank {rank}: {text}" for rank, job in zip(slots, jobs, strict=True) if (text := job.result())]
     for rank, slot in slots.items():
         pids = process_scan.processes(slot.init)
         sockets.revive(pids, leading_out=True)
@@ -168,6 +171,19 @@ def _passes(slots: Slots) -> bool:
     """Whether a rank is about to accept a connection, or to read what its watches saw: neither travels well."""
     groups = [process_scan.processes(slot.init) for slot in slots.values()]
     return any(unix_sockets.waiting(pids) or watches.unread(pids) for pids in groups)
+
+
+def _into_memory(slots: Slots, order: Order) -> tuple[Order, list[str]]:
+    """Not what the sidecar has no memory for: the ranks would wait for the store, which is slower than the disk. Also
+    what the user wants to know."""
+    if not order.stream or not order.memory:
+        return order, []
+    pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
+    held = process_scan.memory_bytes(pids, enough=order.memory)
+    if held <= order.memory:
+        return order, []
+    sizes = f"the ranks hold {held / 2**20:.0f} MiB, and checkpoint_memory is {order.memory / 2**20:.0f} MiB"
+    return replace(order, stream=False), [f"the checkpoint goes to the disk first: {sizes}"]
 
 
 def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelling: int) -> None:
