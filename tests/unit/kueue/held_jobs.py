@@ -41,14 +41,17 @@ HELD = "a checkpoint is being taken"
 
 
 class Sidecar(Controller):
-    """The client of a leader pod. Each request goes to one of the controllers, one that has just died included."""
+    """The client of a leader pod. Each request goes to one of the controllers, one that has just died included.
 
-    def __init__(self, config: Config, cluster: Cluster) -> None:
+    :param anew: over a connection of its own, which looks at the certificate
+    """
+
+    def __init__(self, config: Config, cluster: Cluster, anew: bool = False) -> None:
         super().__init__(config)
-        self._cluster = cluster
+        self._cluster, self._anew = cluster, anew
 
     async def __aenter__(self) -> Controller:
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=8, resolver=At("127.0.0.1"))
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=8, resolver=At("127.0.0.1"), force_close=self._anew)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 
@@ -75,10 +78,10 @@ class Suspended:
 
 
 class HeldJob:
-    """Job `number`: it trains in its last attempt, and its hold is armed."""
+    """Job `number`: it trains in its last attempt, and its hold is armed. `anew`: see `Sidecar`."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
-        self.cluster, self.namespace, self.number = cluster, namespace_of(number), number
+    def __init__(self, cluster: Cluster, number: int, anew: bool = False) -> None:
+        self.cluster, self.namespace, self.number, self._anew = cluster, namespace_of(number), number, anew
         admin, ours, kueue = cluster.kube, cluster.server.kube(CONTROLLER), cluster.server.kube(KUEUE)
         self._kueue, self._admin = kueue, admin
         self._in_namespace()
@@ -154,7 +157,7 @@ class HeldJob:
             self.namespace, self.name, self.pod, "10.0.0.1", 0, ATTEMPTS, 1, 1, STORE, "https://later", self._ca,
             self._token,
         )  # fmt: skip
-        return Sidecar(config, self.cluster)
+        return Sidecar(config, self.cluster, self._anew)
 
     async def save(self, line: Controller, save_s: float) -> CheckpointRef:
         """Wait until a checkpoint is asked for, take so long for it, and commit it."""

@@ -7,12 +7,15 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from held_jobs import HeldJob, hold_of
 from two_controllers import SYSTEM, Cluster, two_controllers
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import certificates
+from kueue_integration.controller.key_keeper import server_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.resources import ADMISSION_POLICY_BINDING, JOB, LEASE, SECRET, Object
 
@@ -92,6 +95,37 @@ async def test_keys_are_rotated(cluster: Cluster) -> None:
     cluster.kube.patch(SECRET, SYSTEM, job_names.KEYS_SECRET, rotate)
     await asyncio.to_thread(cluster.until, lambda: cluster.bundle() != old, "the rotation is published")
     await asyncio.to_thread(job.until_recorded, await ending)
+
+
+async def test_a_certificate_of_the_platforms_own_ends(tmp_path: Path) -> None:
+    """Nobody has renewed it: no pod accepts a controller. The hold stands, and the commit comes with the next one."""
+    authority, key = certificates.authority(time.time(), 30)
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    (folder / "ca.crt").write_text(authority)
+
+    def sign(at: float) -> None:
+        made = certificates.leaf(authority, key, server_names(SYSTEM), at)
+        for name, text in zip(("tls.crt", "tls.key"), made, strict=True):
+            (folder / name).write_text(text)
+
+    sign(time.time())
+    (tmp_path / "cluster").mkdir()
+    with two_controllers(tmp_path / "cluster") as cluster:
+        cluster.env["SINGULARITY_SECRET_DIR"] = str(folder)
+        for name in ("a", "b"):
+            cluster.start(name)
+        await asyncio.to_thread(cluster.until_led)
+        job = await asyncio.to_thread(HeldJob, cluster, 106, anew=True)
+        ending = asyncio.ensure_future(job.evicted(2 * SAVE_S))
+        await asyncio.to_thread(job.until_held)
+        sign(time.time() - (certificates.LEAF_DAYS + 1) * 86400)
+        refused = lambda: not any(cluster.reaches(authority, name) for name in cluster.running)  # noqa: E731
+        await asyncio.to_thread(cluster.until, refused, "pods accept neither controller")
+        await asyncio.sleep(3 * SAVE_S)  # the length of the fault: the checkpoint is there, and nobody hears of it
+        assert not ending.done() and await asyncio.to_thread(job.suspend) is None, "Kueue waits on"
+        sign(time.time())
+        await asyncio.to_thread(job.until_recorded, await ending)
 
 
 async def test_a_webhook_of_others_is_away(cluster: Cluster) -> None:

@@ -65,6 +65,11 @@ class Cluster:
         assert done.returncode in codes, f"{script}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """A program that goes on while the test does; nobody reads what it prints."""
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command, cwd=self.folder, env=self._env, stdout=quiet, stderr=quiet)
+
     def play(
         self,
         page: str,
