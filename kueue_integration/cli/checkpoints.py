@@ -1,4 +1,4 @@
-"""`checkpoints ls|show|verify|gc|pin|export|import`: what the store holds of a job, which may be long gone.
+"""`checkpoints ls|show|verify|gc|rewrap|pin|export|import`: what the store holds of a job, which may be long gone.
 
 The one module of this package that imports `singularity_proxy.store`: a store that the user's machine reaches needs no
 pod.
@@ -201,6 +201,23 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
             echo("if the job runs nowhere any more, in no cluster: add --ended")
     elif gone:
         echo("nothing was deleted: add --yes")
+
+
+@checkpoints.command()
+@job_argument
+@store_options
+def rewrap(name: str, **options: Any) -> None:
+    """Wrap the data keys of a job's encrypted checkpoints by the newest key of the namespace alone.
+
+    Nothing is stored again, and older keys of the namespace are not needed for them any more.
+
+    \b
+    Example:
+      singularityctl checkpoints rewrap digits --where pod
+    """
+    asker = Asker(name, **options)
+    found = asker.ask("rewrap", asker.namespace, asker.name)
+    echo(f"{name}: {len(found['data_keys'])} data keys are wrapped anew")
 
 
 @checkpoints.command()

@@ -172,7 +172,8 @@ class JobKeys:
         if self._ours is None:
             raise KeyLostError(
                 f"{where}: is encrypted, with key {by[0]} of the namespace, and no key is given here: switch "
-                f"encryption on for this job, or name the folder with the keys by {names.ENV_STORE_KEYS}"
+                f"encryption on for this job; name the folder with the keys by {names.ENV_STORE_KEYS}; or ask in a "
+                "pod, which has them (--where pod)"
             )
         lost: KeyLostError | None = None
         problem = ""

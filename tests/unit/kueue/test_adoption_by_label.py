@@ -21,9 +21,10 @@ from kueue_integration.contract import job_names
 from kueue_integration.job import states
 from kueue_integration.kube.client import ApiKube
 from kueue_integration.kube.resources import Kind, Object, annotation
-from kueue_integration.spec import privileges
+from kueue_integration.spec import privileges, store_access
 from kueue_integration.spec.platform_config import AUTO, NODE, USER_NAMESPACE, PlatformConfig
 from localcluster.demo.wait import wait_for
+from singularity_proxy.protocol import names
 
 API = "admissionregistration.k8s.io/v1"
 SETTINGS = (AUTO, USER_NAMESPACE, NODE)
@@ -37,7 +38,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def given(setting: str) -> PlatformConfig:
-    return replace(PLATFORM, privileges=setting, user_namespaces={"new": {privileges.CAN: privileges.ALL}})
+    return replace(
+        PLATFORM, privileges=setting, user_namespaces={"new": {privileges.CAN: privileges.ALL}},
+        store="file:///shared/{namespace}", store_keys={"secret": "keys", "namespaces": [f"of-{AUTO}"]},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def kube(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def _install(admin: ApiKube, file: Path, setting: str) -> None:
     pods = {"volumes": [*PLATFORM.volumes], "volumeMounts": [*PLATFORM.volume_mounts], "env": dict(PLATFORM.env)}
-    values = {"images": {"agent": PLATFORM.agent_image}, "store": {"url": PLATFORM.store}}
+    values = {"images": {"agent": PLATFORM.agent_image}, "store": {"url": given(setting).store}}
     file.write_text(json.dumps({**values, "pods": {**pods, "privileges": setting}}))
     chart = render("adoption.enabled=true", values=str(file), served=(f"{API}/MutatingAdmissionPolicy",))
     name = f"of-{setting}"
@@ -108,3 +112,28 @@ def test_a_label_gives_the_level_that_the_command_gives(
         assert read(made) == read(want)
     expected = setting if setting != AUTO else NODE if more else USER_NAMESPACE
     assert states.privileges(made) == (USER_NAMESPACE if wish == USER_NAMESPACE else expected)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_label_gives_the_store_that_the_command_gives(kube: ApiKube, setting: str) -> None:
+    """Its URL has the namespace's name, and checkpoints are encrypted in one of the namespaces alone."""
+    job, made = plain(), adopted(kube, plain(), setting)
+    job["metadata"]["namespace"] = f"of-{setting}"
+    assert made is not None
+    of_label, of_command = (_sidecar(each) for each in (made, recreate.manifest(job, given(setting))))
+    assert _variables(of_label) == _variables(of_command)
+    assert _variables(of_label)[names.ENV_STORE] == f"file:///shared/of-{setting}"
+    assert annotation(made, job_names.ANN_STORE) == f"file:///shared/of-{setting}"
+    assert (names.ENV_STORE_KEYS in _variables(of_label)) == (setting == AUTO)
+    (mount,) = (m for m in of_label["volumeMounts"] if m["name"] == store_access.KEYS_VOLUME)
+    assert mount["mountPath"] == store_access.KEYS_DIR and mount["readOnly"]
+
+
+def _sidecar(job: Object) -> Object:
+    pod = job["spec"]["template"]["spec"]
+    (found,) = (c for c in pod["initContainers"] if c["name"] == job_names.CONTAINER_SIDECAR)
+    return dict(found)
+
+
+def _variables(container: Object) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container["env"] if e.get("value")}

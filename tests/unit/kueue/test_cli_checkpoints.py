@@ -23,7 +23,7 @@ from kueue_integration.spec import platform_config
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.manifest import Manifest, Requirements, dumps
 from singularity_proxy.protocol.messages import FailedRestore, to_json
-from singularity_proxy.store import Store, admin, layout
+from singularity_proxy.store import NamespaceKeys, Store, admin, layout
 
 CHART = {
     "apiVersion": "v1",
@@ -242,6 +242,29 @@ def test_a_pinned_checkpoint_outlives_gc_until_it_is_unpinned(kube: FakeKube, ur
     assert run("pin", "digits", "digits-a1-g1", "--remove").exit_code == 0
     run("gc", "digits", "--keep", "1", "--yes")
     assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3"]
+
+
+def test_keys_of_an_encrypted_store(kube: FakeKube, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no key reads what is in clear. Data keys are wrapped anew once there is a new one."""
+    keys, image = tmp_path / "keys", tmp_path / "encrypted"
+    for folder in (keys, image):
+        folder.mkdir()
+    (keys / "2026").write_bytes(b"1" * 32)
+    (image / "pages-1.img").write_bytes(b"secret" * 1000)
+    (made,) = Store(url, keys=NamespaceKeys(keys)).put_ranks("default", "digits", "digits-a1-g4", {0: image}).images
+    newest = Store(url).list_checkpoints("default", "digits")[0].manifest
+    assert newest is not None
+    Store(url).write_manifest(replace(newest, id="digits-a1-g4", generation=newest.generation + 1, ranks=[made]))
+    assert run("ls", "digits").stdout.count("digits-a1-g") == 4
+    blind = run("verify", "digits", "digits-a1-g4")
+    assert blind.exit_code == 3 and "--where pod" in blind.stderr
+    monkeypatch.setenv(names.ENV_STORE_KEYS, str(keys))
+    assert run("verify", "digits", "digits-a1-g4").exit_code == 0
+    (keys / "2027").write_bytes(b"2" * 32)
+    assert run("rewrap", "digits").stdout == "digits: 1 data keys are wrapped anew\n"
+    (keys / "2026").unlink()
+    assert run("verify", "digits", "digits-a1-g4").exit_code == 0
+    assert run("rewrap", "digits").stdout == "digits: 0 data keys are wrapped anew\n"
 
 
 def test_what_a_job_refers_to() -> None:
