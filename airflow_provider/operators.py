@@ -96,7 +96,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param env: environment of every rank (templated)
     :param files: texts by relative path, copied into each rank's working directory (templated)
     :param workdir: directory in the image to start in (templated)
-    :param store: fsspec URL of the checkpoint store, default the platform's (templated)
+    :param store: URL of the checkpoint store, default the platform's (templated)
     :param engine: `process`, or `state` for a script with `singularity_train`: no privileges, any machine and number of
         workers. `both` saves processes with that state beside them, for nodes that cannot take processes. `auto` is
         `state` if the script, or a shipped file that it imports, imports `singularity_train`, else `process`

@@ -48,7 +48,7 @@ class TrainSpec:
     :param files: texts by relative path, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
-    :param store: fsspec URL of the checkpoint store; None: the platform's default
+    :param store: URL of the checkpoint store; None: the platform's default
     :param engine: `process` saves whole processes of any program, between like machines. `state` saves the objects
         that the script has given to `singularity_train`, for any machine and number of workers, in pods without
         privileges. `both` saves processes and, beside them, this state, for nodes that cannot take the processes.

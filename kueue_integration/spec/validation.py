@@ -21,7 +21,7 @@ Problem = tuple[str, object, str]
 MAX_NAME = 52
 MAX_FILES_BYTES = 900_000
 """A ConfigMap ends at 1 MiB with its metadata."""
-STORE_SCHEMES = ("file", "gs", "gcs", "s3")
+STORE_SCHEMES = ("file", "gs", "s3", "az")
 LAUNCHER_ENV = frozenset(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
      "MASTER_PORT")
@@ -187,7 +187,7 @@ def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
         return
     parts = urlsplit(str(url))
     if parts.scheme == "memory":
-        yield "store", url, "memory:// lives in one process and would vanish with the pod; use file, gs or s3"
+        yield "store", url, "memory:// lives in one process and would vanish with the pod; use file, gs, s3 or az"
     elif parts.scheme not in STORE_SCHEMES or "::" in str(url):
         known = ", ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         yield "store", url, f"is of a kind that the agent image has no library for; use {known}"

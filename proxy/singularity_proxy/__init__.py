@@ -4,7 +4,7 @@
 `agent`     injected into every rank's interpreter: step boundaries, communication teardown and rebuild
 `launcher`  pid 1 of the training container: slots, CRIU, logs, exit codes (standard library only)
 `sidecar`   the pod's coordinator: barrier, upload, download, commit; talks to the controller
-`store`     content-addressed checkpoints over fsspec
+`store`     content-addressed checkpoints in a folder or an object store
 
 Nothing here may import airflow or kubernetes: pods have no Kubernetes API credentials.
 """

@@ -2,8 +2,6 @@ module localcluster/fakegcs
 
 go 1.26.0
 
-tool github.com/fsouza/fake-gcs-server
-
 require (
 	cel.dev/expr v0.20.0 // indirect
 	cloud.google.com/go v0.121.1 // indirect
@@ -22,7 +20,7 @@ require (
 	github.com/envoyproxy/go-control-plane/envoy v1.32.4 // indirect
 	github.com/envoyproxy/protoc-gen-validate v1.2.1 // indirect
 	github.com/felixge/httpsnoop v1.0.4 // indirect
-	github.com/fsouza/fake-gcs-server v1.52.3 // indirect
+	github.com/fsouza/fake-gcs-server v1.52.3
 	github.com/go-jose/go-jose/v4 v4.0.4 // indirect
 	github.com/go-logr/logr v1.4.2 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect

@@ -1,4 +1,4 @@
-"""The checkpoint store: packs of content, recipes and manifests on any fsspec URL (file, gs, s3, memory).
+"""The checkpoint store: packs of content, recipes and manifests at a URL (file, gs, s3, az, memory).
 
 This package has everything that reads or writes the layout of `protocol.manifest`: chunking, deduplication,
 upload, verified download, the catalog of manifests, retention, archives. Not here: what a checkpoint means, when one is

@@ -1,4 +1,4 @@
-"""The few file operations the store needs, on top of fsspec: atomic durable write, read, list, delete.
+"""The few file operations the store needs, on top of a client (`clients`): atomic durable write, read, list, delete.
 
 Object stores make a PUT visible as a whole. On `file://` the same comes from a temporary name, fsync and a rename;
 readers never see half an object. An operation is tried again for `patience_s` if its failure may be temporary (a server
@@ -18,34 +18,25 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable
-from datetime import datetime, timezone
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import fsspec
-from fsspec.asyn import AsyncFileSystem
-from fsspec.implementations.local import LocalFileSystem
-
 from ..errors import StoreAwayError, StoreError
-from . import past_cache
-
-# Read where gcsfs is imported, with the first gs:// URL. Its support for zonal buckets asks Google's control API over
-# gRPC before every operation. Without that permission, which few roles have, or with a server that is not Google's,
-# each operation costs seconds more. The store needs none of it.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+from . import object_client, past_cache
+from .clients import Files, FsspecFiles
 
 T = TypeVar("T")
 TEMPORARY: Final = ".tmp-"
-SCHEMES: Final = ("file", "gs", "s3", "memory")
+SCHEMES: Final = ("file", "gs", "s3", "az", "memory")
 SHARED: Final = 2
 """Levels of folders below a store that all users need: `jobs`, and the namespaces in it."""
-SUPPORTED: Final = "file://, gs://, s3:// or memory://"
+SUPPORTED: Final = "file://, gs://, s3://, az:// or memory://"
 PATIENCE_S: Final = 120.0
 FIRST_TRY_S: Final = 20.0
 """How long the first try of an operation over the network may take; each further one may take twice as long."""
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": {"max_concurrency": 1}}
-"""s3fs would ask for an object's size first and read it in parts: more requests, and twice the memory."""
+CLIENT: Final = "SINGULARITY_STORE_CLIENT"
+"""Variable; `fsspec`: object stores are asked by fsspec's file systems, and not by obstore."""
 _LASTING: Final = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of the disk is used up",
@@ -90,13 +81,11 @@ class Backend:
         """Operations that were tried again so far."""
         self.cancelled = cancelled
         try:
-            # A listing that another thread began earlier must not answer for one that begins now: see `locks`.
-            options = {"use_listings_cache": False, **_OPTIONS.get(url.partition(":")[0], {})}
-            self.fs, root = fsspec.core.url_to_fs(url, **options)
+            self.files: Files = _client(scheme, url)
         except (ValueError, ImportError) as error:
             raise StoreError(f"store {url!r}: {error}; give {SUPPORTED}") from error
-        self.root: str = root.rstrip("/")
-        self.local = isinstance(self.fs, LocalFileSystem)
+        self.root = self.files.root
+        self.local = scheme == "file"
 
     def until(self, cancelled: Callable[[], bool] = lambda: False, ends: float = math.inf) -> Backend:
         """The same backend with its own count, its own `cancelled`, and an end (see `ends`)."""
@@ -105,7 +94,7 @@ class Backend:
         return made
 
     def path(self, relative: str) -> str:
-        """Path for fsspec."""
+        """Path for the client."""
         return f"{self.root}/{relative}"
 
     def write(self, relative: str, data: bytes | memoryview, late: bool = True, new: bool = False) -> None:
@@ -129,19 +118,18 @@ class Backend:
                 _write_local(Path(self.root), relative, data, check, new)
             else:
                 check()
-                self._call("pipe_file", limit, self.path(relative), data, **({"mode": "create"} if new else {}))
+                self._answer(self.files.put(self.path(relative), data, new), limit)
 
         def create(limit: float) -> None:
             try:
                 put(limit)
-            except Exception as error:
-                if _no_condition(error) and not self._call("exists", limit, self.path(relative)):
-                    self._call("pipe_file", limit, self.path(relative), data)
-                    return
-                if not _is_there(error) and not _no_condition(error):
-                    raise
-                # Ours, if an earlier try had no answer.
-                if self._call("cat_file", limit, self.path(relative)) != data:
+            except (FileExistsError, NotImplementedError) as error:
+                # Without a condition of its own, the store is asked first. What is there is ours, if an earlier try
+                # had no answer.
+                there = self._answer(self._content(relative), limit)
+                if there is None and not self.local:
+                    self._answer(self.files.put(self.path(relative), data, False), limit)
+                elif there != data:
                     raise StoreError(f"store {self.url}: {relative} is there with other content, and stays") from error
 
         self._guard(f"write {relative}", create if new else put)
@@ -153,57 +141,55 @@ class Backend:
     def read_range(self, relative: str, begin: int | None, end: int | None) -> bytes | None:
         """Bytes `begin` to `end` of a file, fewer where it ends; None if there is none. Raises StoreError."""
 
-        def get(limit: float) -> bytes | None:
-            try:
-                data: bytes = self._call("cat_file", limit, self.path(relative), start=begin, end=end)
-                return data
-            except FileNotFoundError:
-                return None
-            except Exception as error:
-                if begin is not None and _has_no_first_byte(error):
-                    return b""
-                raise
+        return self._guard(f"read {relative}", lambda limit: self._answer(self._content(relative, begin, end), limit))
 
-        return self._guard(f"read {relative}", get)
+    async def _content(self, relative: str, begin: int | None = None, end: int | None = None) -> bytes | None:
+        try:
+            return await self.files.get(self.path(relative), begin, end)
+        except FileNotFoundError:
+            return None
 
     def find(self, relative: str) -> dict[str, tuple[int, float]]:
         """All files below a folder: relative path -> (size, Unix seconds of the last write). Empty if there is none."""
         top = self.path(relative)
 
-        def look(limit: float) -> dict[str, dict[str, Any]]:
+        def look(limit: float) -> dict[str, tuple[int, float]]:
             try:
-                found: dict[str, dict[str, Any]] = self._call("find", limit, top, detail=True)
+                return self._answer(self.files.find(top), limit)
             except FileNotFoundError:  # also a file that was deleted while the folder was read
                 if self.local and Path(top).is_dir():
                     raise OSError(errno.EAGAIN, "the folder changed while it was read") from None
                 return {}
-            return found
 
-        start = len(self.fs._strip_protocol(self.root).rstrip("/")) + 1
         found = self._guard(f"list {relative}", look)
-        return {p[start:]: (int(i["size"]), _modified(i)) for p, i in found.items() if i.get("type") != "directory"}
+        return {path[len(self.root) + 1 :]: about for path, about in found.items()}
 
     def delete(self, relative: str) -> None:
         """Delete a file; nothing happens if it is gone. Raises StoreError."""
 
         def remove(limit: float) -> None:
             try:
-                self._call("rm_file", limit, self.path(relative))
+                self._answer(self.files.delete(self.path(relative)), limit)
             except FileNotFoundError:
                 return
 
         self._guard(f"delete {relative}", remove)
 
-    def _call(self, name: str, limit: float, *args: Any, **options: Any) -> Any:
-        """Call a method of the file system. Over the network, the call is abandoned after `limit` seconds, or when it
-        is cancelled.
+    def _answer(self, request: Coroutine[Any, Any, T], limit: float) -> T:
+        """Answer to a request. Over the network, the request is abandoned after `limit` seconds, or when it is
+        cancelled.
 
-        The client libraries try again by themselves for half a minute, and wait for an answer for five minutes.
+        The client libraries of fsspec try again by themselves for half a minute, and wait for an answer for five
+        minutes.
         """
-        if not isinstance(self.fs, AsyncFileSystem):
-            return getattr(self.fs, name)(*args, **options)
-        coroutine = getattr(self.fs, f"_{name}")(*args, **options)
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.fs.loop)
+        if self.files.loop is None:
+            try:
+                request.send(None)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            raise AssertionError("it waits, and has no loop")
+        future = asyncio.run_coroutine_threadsafe(request, self.files.loop)
         end = time.monotonic() + limit
         while not concurrent.futures.wait([future], timeout=0.2).done:
             late = time.monotonic() > end
@@ -225,7 +211,7 @@ class Backend:
                 return action(min(limit, left))
             except StoreError:
                 raise
-            except Exception as error:  # fsspec's file systems raise whatever their client library raises
+            except Exception as error:  # a client raises whatever its library raises
                 lasting = _lasting(error)
                 reason = lasting or f"{type(error).__name__}: {error}"
                 if lasting or time.monotonic() + pause > deadline or self.cancelled():
@@ -236,6 +222,12 @@ class Backend:
             while time.monotonic() < until and not self.cancelled():
                 time.sleep(min(0.1, pause))
             pause, limit = min(5.0, pause * 2), limit * 2
+
+
+def _client(scheme: str, url: str) -> Files:
+    if scheme in object_client.SCHEMES and os.environ.get(CLIENT) != "fsspec":
+        return object_client.ObjectFiles(url)
+    return FsspecFiles(url)
 
 
 def _lasting(error: Exception) -> str:
@@ -250,24 +242,6 @@ def _lasting(error: Exception) -> str:
     if str(code).isdigit() and 400 <= int(str(code)) < 500 and int(str(code)) not in (408, 425, 429):
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _has_no_first_byte(error: Exception) -> bool:
-    """Whether a server says (416) that an empty file has none of the bytes that were asked for."""
-    said = getattr(error.__cause__, "response", None)  # of botocore, below s3fs's translation
-    code = said.get("Error", {}).get("Code") if isinstance(said, dict) else getattr(error, "code", None)
-    return str(code) in ("416", "InvalidRange")
-
-
-def _is_there(error: Exception) -> bool:
-    """Whether a file could not be created because it exists already: each client library reports this differently."""
-    code = str(getattr(error, "code", getattr(error, "status", "")))
-    return isinstance(error, FileExistsError) or code == "412" or "PreconditionFailed" in f"{type(error)} {error}"
-
-
-def _no_condition(error: Exception) -> bool:
-    """Whether an object store reports that it has no conditional create ("create if it is not there")."""
-    return isinstance(error, NotImplementedError) or "NotImplemented" in f"{type(error)} {error}"
 
 
 def _write_local(root: Path, relative: str, data: bytes | memoryview, check: Callable[[], None], new: bool) -> None:
@@ -316,15 +290,3 @@ def _linked(temporary: Path, path: Path) -> bool:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         return False
     return True
-
-
-def _modified(info: dict[str, Any]) -> float:
-    """Unix seconds of the last write from an fsspec `info`; the keys differ between file systems."""
-    value = info.get("mtime", info.get("updated", info.get("LastModified", info.get("created", 0.0))))
-    if isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, str):
-        value = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=timezone.utc)
-    return float(value.timestamp())

@@ -60,7 +60,7 @@ class Store:
     the job has in the store, 20 for each chunk of the images, and 200 for each new chunk of a rank's files that another
     pod stores first.
 
-    :param url: any fsspec URL, for example `file:///mnt/checkpoints`
+    :param url: a URL of `backend.SCHEMES`, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
     :param keys: of the namespace: what is written is encrypted, and what was encrypted with one can be read
     :raises StoreError: unknown scheme, or the client library for it is missing

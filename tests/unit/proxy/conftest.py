@@ -141,7 +141,7 @@ def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def gs_url(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of an empty bucket, for gcsfs."""
+    """URL of an empty bucket."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     return object_servers.make_gcs_bucket(gcs_server)
 
@@ -157,7 +157,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of an empty bucket, for s3fs, which reads its endpoint and its key when it first connects."""
+    """URL of an empty bucket. A client reads its endpoint and its key when it first connects."""
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()

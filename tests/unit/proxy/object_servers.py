@@ -17,11 +17,16 @@ ENDPOINTS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 
 
 @contextlib.contextmanager
-def running_gcs(program: str | Path, log: Path) -> Iterator[str]:
-    """Address of a fake-gcs-server (`localcluster/go/fakegcs`); it has gone when the context ends."""
+def running_gcs(program: str | Path, log: Path, tls: tuple[Path, Path] | None = None) -> Iterator[str]:
+    """Address of a fake-gcs-server (`localcluster/go/fakegcs`); it has gone when the context ends.
+
+    :param tls: certificate and key
+    """
     port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    words = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
+    words = ["-host", "127.0.0.1", "-port", str(port)]
+    if tls is not None:
+        words += ["-cert-location", str(tls[0]), "-private-key-location", str(tls[1])]
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     with _running([str(program), *words], f"{url}/_internal/healthcheck", log):
         yield url
 

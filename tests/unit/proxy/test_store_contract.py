@@ -23,7 +23,7 @@ from singularity_proxy.protocol import exit_codes
 from singularity_proxy.protocol import manifest as mf
 from singularity_proxy.protocol.manifest import object_name
 from singularity_proxy.store import PutResult, Store, chunking, download, layout, locks
-from singularity_proxy.store.backend import Backend
+from singularity_proxy.store.backend import CLIENT, Backend
 from singularity_proxy.store.chunk_index import Known
 from singularity_proxy.store.draft import Draft
 from singularity_proxy.store.parts import Parts
@@ -31,14 +31,16 @@ from singularity_proxy.store.trust import of_attempt
 from singularity_proxy.store.upload import Upload
 
 
-@pytest.fixture(params=["file", "encrypted", "memory", "gs", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "file":
+@pytest.fixture(params=["file", "encrypted", "memory", "gs", "s3", "gs by fsspec", "s3 by fsspec"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    scheme, _, client = request.param.partition(" by ")
+    monkeypatch.setenv(CLIENT, client)
+    if scheme == "file":
         yield Store(f"file://{tmp_path}/store", patience_s=60)
-    elif request.param == "encrypted":
+    elif scheme == "encrypted":
         yield Store(f"file://{tmp_path}/store", patience_s=60, keys=namespace_keys(tmp_path / "store-keys"))
-    elif request.param in ("gs", "s3"):
-        yield Store(request.getfixturevalue(f"{request.param}_url"), patience_s=60)
+    elif scheme in ("gs", "s3"):
+        yield Store(request.getfixturevalue(f"{scheme}_url"), patience_s=60)
     else:
         yield Store(f"memory://{tmp_path.name}", patience_s=60)
         memory = fsspec.filesystem("memory")
@@ -191,7 +193,7 @@ def test_a_store_that_cannot_create_exclusively_is_asked_first(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(f"{kind}://{tmp_path}/store", patience_s=1)
-    stock = store.backend.fs.pipe_file
+    stock = store.backend.files.fs.pipe_file
 
     def link(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -202,7 +204,7 @@ def test_a_store_that_cannot_create_exclusively_is_asked_first(
         stock(path, data)
 
     monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(store.backend.fs, "pipe_file", pipe)
+    monkeypatch.setattr(store.backend.files.fs, "pipe_file", pipe)
     made = commit(store, image(tmp_path / "image", size=MIB))
     with pytest.raises(StoreError, match=r"is there .*and stays"):
         store.write_manifest(replace(made, step=made.step + 1))

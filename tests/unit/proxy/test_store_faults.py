@@ -22,7 +22,7 @@ from singularity_proxy.store import Store, locks
 
 def test_errors_that_pass_are_tried_again_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(f"memory://{tmp_path.name}")
-    put, fails = store.backend.fs.pipe_file, [5]
+    put, fails = store.backend.files.fs.pipe_file, [5]
 
     def flaky(*args: Any, **options: Any) -> None:
         if fails[0] > 0:
@@ -30,7 +30,7 @@ def test_errors_that_pass_are_tried_again_and_counted(tmp_path: Path, monkeypatc
             raise ConnectionResetError("the store went away")
         put(*args, **options)
 
-    monkeypatch.setattr(store.backend.fs, "pipe_file", flaky)
+    monkeypatch.setattr(store.backend.files.fs, "pipe_file", flaky)
     folder = image(tmp_path / "image")
     result = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder})
     assert fails == [0] and store.backend.retries == 5
@@ -44,7 +44,7 @@ def test_errors_that_last_end_the_upload_with_a_sentence(tmp_path: Path, monkeyp
     def away(*args: Any, **options: Any) -> None:
         raise ConnectionResetError("the store went away")
 
-    monkeypatch.setattr(store.backend.fs, "pipe_file", away)
+    monkeypatch.setattr(store.backend.files.fs, "pipe_file", away)
     with pytest.raises(StoreError, match=r"cannot write .*: ConnectionResetError: the store went away"):
         store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: image(tmp_path / "image")})
     assert store.backend.retries > 0
@@ -162,7 +162,7 @@ def test_a_tampered_archive_is_refused(tmp_path: Path, change: Change, text: str
 )  # fmt: skip
 def test_only_stores_that_are_known_are_opened(url: str) -> None:
     """Any other could make the pod ask an address inside the cluster, or run what a library of fsspec's has."""
-    with pytest.raises(StoreError, match=r"not of a kind that is supported; give file://, gs://, s3:// or memory://"):
+    with pytest.raises(StoreError, match=r"not of a kind that is supported; give file://, gs://, s3://, az:// or memory://"):
         Store(url)
 
 
@@ -175,7 +175,7 @@ def test_a_collection_sends_no_delete_after_its_time(tmp_path: Path, monkeypatch
         sent.append(time.monotonic())
         raise ConnectionResetError("the store went away")
 
-    monkeypatch.setattr(store.backend.fs, "rm_file", away)
+    monkeypatch.setattr(store.backend.files.fs, "rm_file", away)
     monkeypatch.setattr(locks, "COLLECTION_S", 3.0)
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"(cannot|did not) delete .*the store went away"):

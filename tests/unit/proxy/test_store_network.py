@@ -22,10 +22,12 @@ SIZE = 12 * MIB
 """Of what does not compress in an image: two packs."""
 
 
-@pytest.fixture(params=["gs", "s3"])
-def url(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["gs", "s3", "gs by fsspec", "s3 by fsspec"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of an empty bucket."""
-    found: str = request.getfixturevalue(f"{request.param}_url")
+    scheme, _, client = request.param.partition(" by ")
+    monkeypatch.setenv(backend.CLIENT, client)
+    found: str = request.getfixturevalue(f"{scheme}_url")
     return found
 
 

@@ -308,14 +308,14 @@ def test_a_restore_that_the_volume_has_no_room_for_fetches_nothing(store: Store,
 def test_an_upload_that_fails_lets_the_launcher_know(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CRIU waits for its page server, and that for the sidecar: it must not wait for ever."""
     store = Store(f"memory://{tmp_path.name}", patience_s=0.2)
-    stock = store.backend.fs.pipe_file
+    stock = store.backend.files.fs.pipe_file
 
     def pipe(path: str, value: bytes, **options: object) -> object:
         if "/packs/" in path:
             raise OSError("503 slow down")
         return stock(path, value, **options)
 
-    monkeypatch.setattr(store.backend.fs, "pipe_file", pipe)
+    monkeypatch.setattr(store.backend.files.fs, "pipe_file", pipe)
     with pytest.raises(StoreError, match="503 slow down"):
         pod.put(store, [0], lambda: pod.send({0: {65537: noise(1, 200 * MIB)}}, random.Random(0)))
     assert isinstance(pod.error, (OSError, DumpError)), "its dump fails"

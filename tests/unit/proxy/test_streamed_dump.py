@@ -102,14 +102,14 @@ def test_a_sidecar_that_dies_without_an_answer_fails_the_dump(start_holder: Star
 def test_a_store_that_fails(start_holder: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """503 at the first packs: for a while the dump waits, for good it fails and the rank goes on."""
     store = Store(f"memory://{tmp_path.name}", patience_s=1.0 if late else 30.0)
-    stock, failures = store.backend.fs.pipe_file, iter(range(1 << 30) if late else range(4))
+    stock, failures = store.backend.files.fs.pipe_file, iter(range(1 << 30) if late else range(4))
 
     def pipe(path: str, value: bytes, **options: object) -> object:
         if "/packs/" in path and next(failures, None) is not None:
             raise OSError("503 slow down")
         return stock(path, value, **options)
 
-    monkeypatch.setattr(store.backend.fs, "pipe_file", pipe)
+    monkeypatch.setattr(store.backend.files.fs, "pipe_file", pipe)
     pod = ready(start_holder("pod"))
     with uploading(pod, store) as put:
         event = dump_anywhere(pod, 5, stream=True)
