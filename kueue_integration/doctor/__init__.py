@@ -16,6 +16,7 @@ from . import (
     capacity,
     chart,
     cluster,
+    encryption,
     gates,
     gpu_probe,
     jobs,
@@ -93,6 +94,7 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
         return found
     if not isinstance(installed, Check):
         found += guarded("pod guard", security.training(kube, namespace))
+        found += guarded("encryption", encryption.keys(kube, namespace, installed))
         found += guarded("followed", narrow.followed(kube, namespace, installed.namespaces))
     found += guarded("permissions", security.permissions(kube, namespace))
     if served:

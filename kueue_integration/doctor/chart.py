@@ -71,7 +71,7 @@ def store(config: PlatformConfig) -> Iterator[Check]:
     probe = TrainSpec(name="doctor", queue="doctor", command=["true"])
     wrong = [text for field, _, text in validation.problems(probe, config) if field == "store"]
     for text in wrong:
-        fix = "Correct the chart's store.url (for file://, pods.volumes and pods.volumeMounts too):"
+        fix = "Correct the chart's store.url (for file://, store.volumes and store.volumeMounts too):"
         change = f"{REPAIR} \\\n  --set store.url=gs://BUCKET/checkpoints"
         yield Check("store", FAIL, f"{config.store} {text}", f"{fix}\n{change}")
     if not wrong:

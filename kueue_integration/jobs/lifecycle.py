@@ -115,11 +115,14 @@ def saved_secrets(job: Mapping[str, Any]) -> list[str]:
     trains = [c for c in pod_spec(job).get("containers") or () if c["name"] == job_names.CONTAINER_TRAIN]
     keys = [((e.get("valueFrom") or {}).get("secretKeyRef") or {}) for c in trains for e in c.get("env") or ()]
     refs = [*keys, *((e.get("secretRef") or {}) for c in trains for e in c.get("envFrom") or ())]
-    names = sorted({str(ref["name"]) for ref in refs if ref.get("name")})
-    if not names:
+    secrets = sorted({str(ref["name"]) for ref in refs if ref.get("name")})
+    if not secrets:
         return []
-    which = f"Secret{'s' if len(names) > 1 else ''} {', '.join(names)}"
-    return [f"variables of {which} will be in each checkpoint, in clear, and come back with a restore (SECURITY.md)"]
+    which = f"Secret{'s' if len(secrets) > 1 else ''} {', '.join(secrets)}"
+    sidecars = [c for c in pod_spec(job).get("initContainers") or () if c["name"] == job_names.CONTAINER_SIDECAR]
+    encrypted = any(e["name"] == names.ENV_STORE_KEYS for c in sidecars for e in c.get("env") or ())
+    how = "encrypted" if encrypted else "in clear"
+    return [f"variables of {which} will be in each checkpoint, {how}, and come back with a restore (SECURITY.md)"]
 
 
 def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Object | None = None) -> list[str]:

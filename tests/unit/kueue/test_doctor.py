@@ -216,7 +216,7 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     "no store": (_config(store=""), "store", "warn", "no default", "store.url="),
     "unknown store": (_config(store="ftp://x/y"), "store", "fail", "no library for", "store.url="),
     "store outside of any volume": (
-        _config(store="file:///elsewhere"), "store", "fail", "not writable", "pods.volumeMounts"
+        _config(store="file:///elsewhere"), "store", "fail", "not writable", "store.volumeMounts"
     ),
     "no replica": (
         lambda k: k.put(obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 2}, status={})),

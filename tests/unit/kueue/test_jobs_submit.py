@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,11 +62,13 @@ def test_a_secret_in_the_environment_is_told_to_be_in_each_checkpoint(caplog: py
     key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "k"}}}
     sources = [{"secretRef": {"name": "tokens"}}, {"configMapRef": {"name": "c"}}]
     override = {"spec": {"containers": [{"name": "train", "env": [key], "envFrom": sources}]}}
-    told = "variables of Secrets tokens, wandb will be in each checkpoint, in clear"
-    for engine, wanted in (("process", True), ("state", False)):
+    told = "variables of Secrets tokens, wandb will be in each checkpoint, {}"
+    ours = {"secret": "keys"}
+    for engine, keys, wanted in (("process", {}, "in clear"), ("process", ours, "encrypted"), ("state", {}, "")):
         caplog.clear()
-        lifecycle.submit(cluster(), spec(pod_override=override, engine=engine), PLATFORM)
-        assert (told in caplog.text) == wanted
+        platform = replace(PLATFORM, store_keys=keys)
+        lifecycle.submit(cluster(), spec(pod_override=override, engine=engine), platform)
+        assert (told.format(wanted) in caplog.text) if wanted else ("each checkpoint" not in caplog.text)
     caplog.clear()
     lifecycle.submit(cluster(), spec(), PLATFORM)
     assert "Secret" not in caplog.text
