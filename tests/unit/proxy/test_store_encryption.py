@@ -245,3 +245,19 @@ def test_a_pack_is_found_altered_before_anything_of_it_is_written(store: Store, 
         store.fetch_ranks(made, {0: tmp_path / "back"})
     assert caught.value.exit_code == exit_codes.NOT_RESTORED
     assert list(store.backend.find(f"{FOLDER}/damaged")), "later uploads do not build on it"
+
+
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+def test_an_object_store(request: pytest.FixtureRequest, ours: NamespaceKeys, tmp_path: Path, kind: str) -> None:
+    store = Store(request.getfixturevalue(f"{kind}_url"), keys=ours)
+    folder = with_secret(tmp_path / "image")
+    made = commit(store, folder)
+    assert SECRET not in everything(store) and store.verify(made) == []
+    assert store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder}).bytes_stored < 2000
+    parts = store.parts(made, tmp_path / "parts", lambda path: True)
+    parts.fetch_files(["pages-1.img"])
+    assert (tmp_path / "parts" / "pages-1.img").read_bytes() == (folder / "pages-1.img").read_bytes()
+    with pytest.raises(KeyLostError):
+        Store(store.url).fetch_ranks(made, {0: tmp_path / "blind"})
+    store.fetch_ranks(made, {0: tmp_path / "back"})
+    assert same(folder, tmp_path / "back")
