@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -12,6 +14,7 @@ from singularity_proxy.protocol import decode
 
 from ..contract import job_names, kinds, progress_objects
 from ..errors import JobNotFoundError
+from ..jobs import lines
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..kube.api import Kube
@@ -20,6 +23,8 @@ from . import EXIT_FAILED, formats, tables
 from .chosen import names_argument
 from .common import cluster_options, open_cluster
 from .output import echo
+
+Shown = library.JobStatus | lines.JobLine
 
 
 @click.command()
@@ -79,7 +84,7 @@ def _texts(
     """Yield the list, with `watch` at every change until those that are named have ended."""
     said = None
     while True:
-        shown = list_jobs(kube, namespace, labels)
+        shown = list_jobs(kube, namespace, labels, brief=output in ("table", "name"))
         if names:
             by_name = {one.name: one for one in shown}
             missing = [name for name in names if name not in by_name]
@@ -95,8 +100,26 @@ def _texts(
         library.until_any_change(kube, namespace)
 
 
-def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None) -> list[library.JobStatus]:
-    """Status of every managed job of `namespace` (None: of all), by name; no request of its own for any of them."""
+def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None, brief: bool = False) -> Sequence[Shown]:
+    """Status of every managed job of `namespace` (None: of all), by name; no request of its own for any of them.
+
+    :param brief: only what a line of the table shows, in a fraction of the time
+    """
+    with _uncollected():
+        return _listed(kube, namespace, labels, lines.of_job if brief else library.summarise)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: in a hundred megabytes of JSON, which has no cycles, it takes most of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _listed(kube: Kube, namespace: str | None, labels: str | None, of_job: Callable[..., Shown]) -> Sequence[Shown]:
     jobs = progress_objects.all_shown(kube, namespace, kinds.list_managed(kube, namespace, labels))
     if namespace is None:
         jobs.sort(key=lambda job: (job["metadata"]["namespace"], kinds.job_key(job)))
@@ -106,7 +129,7 @@ def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None) -> l
         pods.setdefault((meta["namespace"], meta["labels"].get(job_names.LABEL_JOB, "")), []).append(pod)
     workloads = kube.workloads_by_job(namespace, jobs)
     return [
-        library.summarise(
+        of_job(
             job,
             workloads.get(job["metadata"]["uid"]),
             pods.get((job["metadata"]["namespace"], kinds.job_key(job)), []),
@@ -115,7 +138,7 @@ def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None) -> l
     ]
 
 
-def _data(shown: library.JobStatus) -> dict[str, Any]:
+def _data(shown: Shown) -> dict[str, Any]:
     found: dict[str, Any] = decode.plain(shown)
     return found
 
@@ -126,7 +149,7 @@ def _show(shown: library.JobStatus, output: str) -> str:
     return shown.name if output == "name" else formats.shown("JobStatus", _data(shown), output)
 
 
-def _show_all(shown: Sequence[library.JobStatus], namespace: str | None, output: str) -> str:
+def _show_all(shown: Sequence[Shown], namespace: str | None, output: str) -> str:
     if output == "name":
         return "\n".join(one.name if namespace else f"{one.namespace}/{one.name}" for one in shown)
     if output not in ("table", "wide"):

@@ -13,6 +13,7 @@ from singularity_proxy.protocol.messages import Gpus
 from ..contract import branches
 from ..contract.record_types import AttemptRecord
 from ..jobs import gpu_words, lost_time
+from ..jobs.lines import JobLine
 from ..jobs.phase import Phase, preempted_by
 from ..jobs.status import JobStatus, newest_usable
 from ..spec import save_interval
@@ -45,8 +46,8 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def jobs_table(statuses: Sequence[JobStatus], wide: bool = False, named: bool = False) -> str:
-    """One line per job; `named`: with its namespace."""
+def jobs_table(statuses: Sequence[JobStatus | JobLine], wide: bool = False, named: bool = False) -> str:
+    """One line per job; `named`: with its namespace. `wide` shows what a JobLine does not have."""
     head = ["NAME", "PHASE", "QUEUE", "ATTEMPT", "PODS", "FLAVOR", "STEP", "MESSAGE"]
     rows = [
         (s.name, s.phase, s.queue, s.attempt or None, f"{s.pods}/{s.workers}", place(s), s.step, s.message)
@@ -57,7 +58,7 @@ def jobs_table(statuses: Sequence[JobStatus], wide: bool = False, named: bool = 
         more = [
             (s.priority_class, s.reason, s.steps_lost, f"{s.seconds_lost:.0f}", saveable_word(s),
              (newest_usable(s.checkpoints) or {}).get("id", ""), s.workload)
-            for s in statuses
+            for s in statuses if isinstance(s, JobStatus)
         ]  # fmt: skip
         rows = [(*row[:3], *extra, *row[3:]) for row, extra in zip(rows, more, strict=True)]  # type: ignore[misc]
     if named:
@@ -101,7 +102,7 @@ def _notes(entry: Mapping[str, Any]) -> list[str]:
     return notes + (["pinned"] if entry.get("pinned") and not holders else [])
 
 
-def place(where: JobStatus | AttemptRecord) -> str:
+def place(where: JobStatus | JobLine | AttemptRecord) -> str:
     """The flavor, with the cluster before it where that is another one."""
     return f"{where.cluster}/{where.flavor}" if where.cluster else where.flavor
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,9 +136,16 @@ _DUE = re.compile(r" due to ([^;]+)")
 
 
 def classify(
-    workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = (), position: Position | None = None
+    workload: _Obj | None,
+    job: _Obj | None,
+    pods: Sequence[_Obj] = (),
+    position: Position | None = None,
+    attempt: Callable[[_Obj], AttemptRecord | None] = attempt_records.last,
 ) -> Classified:
-    """Phase of a job. `pods` (why does one not start) and the queue's `position` only make the sentence better."""
+    """Phase of a job. `pods` (why does one not start) and the queue's `position` only make the sentence better.
+
+    :param attempt: how its last attempt is read
+    """
     if job is None:
         return Classified(Phase.DELETED, "NotFound", "the Job does not exist any more")
     ended = _ended(job)
@@ -148,19 +155,19 @@ def classify(
         return Classified(Phase.DELETED, "Deleting", "the Job is being deleted")
     if workload is None:
         return Classified(Phase.SUBMITTED, "NoWorkload", "Kueue has not made a Workload for the Job yet")
-    past = attempt_records.history(job)
+    last = attempt(job)
     if is_true(workload, "Evicted"):
-        return _evicted(workload, job, past, position)
+        return _evicted(workload, job, last, position)
     refused = _refused(workload, job)
     if refused:
         return refused
     if workload.get("spec", {}).get("active") is False and not _reshaped(workload, job):
         return Classified(Phase.SUSPENDED, "Deactivated", f"is deactivated; {_reactivate(workload, 'Deactivated')}")
     if not is_true(workload, "QuotaReserved"):
-        return _waiting(workload, past, position)
+        return _waiting(workload, last, position)
     if not is_true(workload, "Admitted"):
         return _fenced(workload)
-    return _admitted(job, past, pods)
+    return _admitted(job, last, pods)
 
 
 def _ended(job: _Obj) -> Classified | None:
@@ -185,12 +192,11 @@ def _refused(workload: _Obj, job: _Obj) -> Classified | None:
     return Classified(Phase.FAILED, reason, f"Kueue gave it up: {over.get('message') or reason}")
 
 
-def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord], position: Position | None) -> Classified:
+def _evicted(workload: _Obj, job: _Obj, last: AttemptRecord | None, position: Position | None) -> Classified:
     why = condition(workload, "Evicted") or {}
     reason = str(why.get("reason") or "Evicted")
     words = _EVICTED_WORDS.get(reason, f"was evicted ({reason})")
     kueues = str(why.get("message") or "")
-    last = past[-1] if past else None
     if last and last.ended_by in _ASKED_FOR_WORDS:
         words = _ASKED_FOR_WORDS[last.ended_by]
     elif last and last.preempted_by:
@@ -309,7 +315,7 @@ def shortages(workload: _Obj | None) -> list[Shortage]:
     return [] if found.get("status") == "True" else shortage.parse(str(found.get("message") or ""))
 
 
-def _waiting(workload: _Obj, past: Sequence[AttemptRecord], position: Position | None) -> Classified:
+def _waiting(workload: _Obj, last: AttemptRecord | None, position: Position | None) -> Classified:
     found = condition(workload, "QuotaReserved") or {}
     reason = str(found.get("reason") or "Pending")
     words = _PENDING_WORDS.get(reason, f"waits ({reason})")
@@ -317,13 +323,13 @@ def _waiting(workload: _Obj, past: Sequence[AttemptRecord], position: Position |
     if gate.get("status") == "True":
         words = "waits: it may not preempt others yet, a gate is closed"
     said = [words]
-    if past and past[-1].ended_by == "Preempted" and past[-1].preempted_by:
-        said.append(f"was preempted by {preempted_by(past[-1])}")
+    if last and last.ended_by == "Preempted" and last.preempted_by:
+        said.append(f"was preempted by {preempted_by(last)}")
     again = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
     if again:
         said.append(f"Kueue looks at it again at {again}")
     said += _wanting(workload, position)
-    return Classified(Phase.PREEMPTED if past else Phase.QUEUED, reason, "; ".join(said), _raw(workload))
+    return Classified(Phase.PREEMPTED if last else Phase.QUEUED, reason, "; ".join(said), _raw(workload))
 
 
 def of_workload(workload: _Obj) -> Classified:
@@ -331,7 +337,7 @@ def of_workload(workload: _Obj) -> Classified:
     if not is_true(workload, "QuotaReserved"):
         if workload.get("spec", {}).get("active") is False:
             return Classified(Phase.SUSPENDED, "Deactivated", f"is deactivated; {_reactivate(workload, 'Deactivated')}")
-        waits = _waiting(workload, (), None)
+        waits = _waiting(workload, None, None)
         if not is_true(workload, "Evicted"):
             return waits
         why = str((condition(workload, "Evicted") or {}).get("reason") or "Evicted")
@@ -352,8 +358,7 @@ def _fenced(workload: _Obj) -> Classified:
     return Classified(Phase.ADMITTED, "WaitingForChecks", f"has quota, waits for {text or 'its admission'}")
 
 
-def _admitted(job: _Obj, past: Sequence[AttemptRecord], pods: Sequence[_Obj]) -> Classified:
-    last = past[-1] if past else None
+def _admitted(job: _Obj, last: AttemptRecord | None, pods: Sequence[_Obj]) -> Classified:
     restoring = bool(last and last.restored_from)
     wanted = int(job["spec"].get("parallelism") or 1)
     ready = int((job.get("status") or {}).get("ready") or 0)

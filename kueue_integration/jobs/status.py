@@ -182,7 +182,7 @@ def summarise(
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
         cluster=(last.cluster or "") if last and alive else "",
-        step=_step(seen, saved, last, back),
+        step=step(seen, saved, last, back),
         steps_lost=attempt_records.all_steps_lost(attempts),
         seconds_lost=lost_time.of_job(job).total,
         saveable=saveable.current(job) if last is not None else None,
@@ -252,7 +252,7 @@ def _saving(seen: attempt_records.ProgressNote | None, last: AttemptRecord | Non
     return {"bytes_done": seen.bytes_done or 0, "bytes_total": seen.bytes_total}
 
 
-def _step(
+def step(
     seen: attempt_records.ProgressNote | None,
     saved: CheckpointRef | None,
     last: AttemptRecord | None,
