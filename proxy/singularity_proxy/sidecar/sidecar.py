@@ -142,7 +142,7 @@ async def _join(
     """
     while True:
         try:
-            await asyncio.to_thread(store.probe, config.namespace)
+            await asyncio.to_thread(store.probe, config.namespace, config.job)
             # Read before the controller confirms that this attempt is the current one. So these uploads are of earlier
             # attempts, which cannot commit any more. Uploads that come later are of this attempt, or of a later one.
             ended = await asyncio.to_thread(store.uploads, config.namespace, config.job) if config.leader else []

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import logging
 import os
@@ -124,17 +125,26 @@ class JobKeys:
         """The data key of an upload, and those whose content it may use again. None, and only "": it is not encrypted.
 
         Makes one if there is none. Pods that do so at the same time may each have their own: all can read both.
-        Raises KeyLostError, DamageError, StoreError.
+        Raises KeyLostError, StoreError.
         """
         if self._ours is None:
             return None, frozenset(("",))
-        newest = self._ours.newest()
-        own = [name for name, by in self.wrapped() if by == newest]
+        own = self._readable(self._ours.newest())
         if not own:
             made = DataKey(os.urandom(8).hex(), os.urandom(KEY_BYTES))
+            self._found[made.id] = made
             self._write(made)
-            own = sorted({made.id, *(name for name, by in self.wrapped() if by == newest)})
+            own = sorted({made.id, *self._readable(self._ours.newest())})
         return DataKey(own[0], self.of(own[0])), frozenset(own)
+
+    def _readable(self, by: str) -> list[str]:
+        """Ids of data keys that this key of the namespace wraps, without those that somebody has altered."""
+        found: list[str] = []
+        for name in (name for name, other in self.wrapped() if other == by):
+            with contextlib.suppress(DamageError):
+                self.of(name)
+                found.append(name)
+        return found
 
     def rewrap(self) -> list[str]:
         """Wrap each data key by the namespace's newest key alone; ids of those for which that was to be done.

@@ -213,10 +213,11 @@ class Store:
             namespace, job, locks.pod_uploads(self.backend, folder, layout.checked_id(checkpoint_id), part)
         )
 
-    def probe(self, namespace: str = "") -> None:
+    def probe(self, namespace: str = "", job: str = "") -> None:
         """Write, read back and delete a small file. Raises StoreError that says what to do, KeyLostError.
 
         :param namespace: the file is among what belongs to it, where the caller may write nowhere else
+        :param job: has its data key afterwards. So pods that upload for the first time at the same time have the same
         """
         if self.namespace_keys is not None:
             self.namespace_keys.newest()
@@ -230,6 +231,8 @@ class Store:
             raise type(error)(f"{error}. Give a store that the pods can write, with its volume or key") from error
         if back != data:
             raise StoreError(f"store {self.url}: a file just written reads back differently: not a usable store")
+        if job:
+            self.keys(namespace, job).writing()
 
     # --- reading --------------------------------------------------------------------------------------------------
     def read_manifest(self, namespace: str, job: str, checkpoint_id: str, sha256: str | None = None) -> Manifest:

@@ -42,9 +42,9 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def failing_probe(monkeypatch: pytest.MonkeyPatch, error: ProxyError) -> Faulty:
     faulty = Faulty(Store.probe, error)
 
-    def probe(store: Store, namespace: str) -> None:
+    def probe(store: Store, namespace: str, job: str) -> None:
         faulty.before()
-        faulty._stock(store, namespace)
+        faulty._stock(store, namespace, job)
 
     monkeypatch.setattr(Store, "probe", probe)
     return faulty

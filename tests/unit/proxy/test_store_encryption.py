@@ -6,7 +6,9 @@ import base64
 import io
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, namespace_keys, noise, same
@@ -14,7 +16,7 @@ from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, 
 from singularity_proxy.errors import CorruptChunkError, DamageError, KeyLostError
 from singularity_proxy.protocol import exit_codes, names
 from singularity_proxy.store import Store, command, download, keys, sealing
-from singularity_proxy.store.keys import NamespaceKeys
+from singularity_proxy.store.keys import JobKeys, NamespaceKeys
 from singularity_proxy.store.trust import of_attempt
 
 SECRET = b"aws_secret_access_key = EXAMPLEKEY"
@@ -73,6 +75,27 @@ def test_content_is_stored_once_whichever_attempt_pod_or_checkpoint_has_it(store
         NAMESPACE, JOB, "train-a2-g2", {0: folder}, trust=of_attempt("key of attempt 2", [("train-a1-g1", digest)])
     )
     assert again.bytes_stored < 2000 and len(later.keys(NAMESPACE, JOB).wrapped()) == 1
+
+
+def test_pods_that_make_data_keys_at_the_same_time_have_what_the_others_store(store: Store, tmp_path: Path) -> None:
+    folder, mine, theirs = image(tmp_path / "image"), store.keys(NAMESPACE, JOB), store.keys(NAMESPACE, JOB)
+    begun = Barrier(2)
+    stock = JobKeys.wrapped
+
+    def wrapped(keys: JobKeys) -> list[tuple[str, str]]:
+        found = stock(keys)
+        if not found:
+            begun.wait(10)  # neither has seen the other's
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(JobKeys, "wrapped", wrapped)
+        writing = {keys: pool.submit(keys.writing) for keys in (mine, theirs)}
+    assert len(mine.wrapped()) == 2 and all(made.result()[0] is not None for made in writing.values())
+    assert mine.writing() == theirs.writing()
+    first = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder}, part=(0, 2))
+    other = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {1: folder}, part=(1, 2))
+    assert first.bytes_stored > MIB and other.bytes_stored < 2000
 
 
 def test_without_its_key_a_checkpoint_is_refused_by_name_and_nothing_is_marked_as_damaged(
@@ -218,6 +241,17 @@ def test_a_key_that_somebody_else_puts_there_is_of_no_use(store: Store, ours: Na
     store.backend.delete(f"{FOLDER}/{keys.FOLDER}/{data_key}.{by}")
     with pytest.raises(DamageError, match="is missing"):
         store.fetch_ranks(made, {0: tmp_path / "back"})
+
+
+def test_an_altered_data_key_stops_no_upload(store: Store, tmp_path: Path) -> None:
+    folder = image(tmp_path / "image")
+    commit(store, folder)
+    ((data_key, by),) = store.keys(NAMESPACE, JOB).wrapped()
+    store.backend.write(f"{FOLDER}/{keys.FOLDER}/{data_key}.{by}", b"altered")
+    store.probe(NAMESPACE, JOB)
+    made = commit(store, folder, 2)
+    store.fetch_ranks(made, {0: tmp_path / "back"})
+    assert same(folder, tmp_path / "back")
 
 
 def test_an_archive_is_encrypted_and_brings_its_data_keys(store: Store, ours: NamespaceKeys, tmp_path: Path) -> None:
