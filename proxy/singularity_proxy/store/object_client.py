@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ GOOGLE: Final = "https://storage.googleapis.com"
 PART: Final = 16 << 20
 """Bytes of a request: what is larger is sent and read in parts, several at a time."""
 _AT_A_TIME: Final = 4
+_VARIABLES: Final = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_", "SSL_", "HTTP_", "HTTPS_")
 _KEY_S: Final = 300.0
 """For how long a key of botocore, which renews its keys in time, is used without asking again."""
 _CODE = re.compile(r"non-2xx status code: (\d+)")
@@ -112,7 +113,14 @@ class ObjectFiles:
     def _store(self) -> ObjectStore:
         if not _BUCKET.fullmatch(self._bucket):
             raise ValueError(f"Invalid bucket name {self._bucket!r}")
-        return {"gs": _google, "s3": _amazon, "az": _azure}[self._scheme](self._bucket)
+        said = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES)))
+        return _bucket_of(self._scheme, self._bucket, said)
+
+
+@lru_cache(maxsize=8)
+def _bucket_of(scheme: str, bucket: str, said: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """One client, with its connections and its key, for all who ask a bucket. `said`: the variables that matter."""
+    return {"gs": _google, "s3": _amazon, "az": _azure}[scheme](bucket)
 
 
 def _google(bucket: str) -> ObjectStore:

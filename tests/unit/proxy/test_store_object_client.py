@@ -24,6 +24,7 @@ class Clouds(ThreadingHTTPServer):
     """Gives out tokens, has no object, and notes who asked for one."""
 
     asked: list[str]
+    tokens = 0
 
     def __init__(self) -> None:
         self.asked = []
@@ -35,6 +36,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Clouds
 
     def do_POST(self) -> None:
+        self.server.tokens += 1
         self._say(200, b'{"access_token": "of-the-key-file", "expires_in": 3600, "token_type": "Bearer"}')
 
     def do_GET(self) -> None:
@@ -100,6 +102,7 @@ def test_googles_key_file(clouds: Clouds, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(object_client, "GOOGLE", clouds.url)
     backend = Backend("gs://bucket/x", patience_s=5)
     assert backend.read("a") is None and clouds.asked == ["Bearer of-the-key-file"]
+    assert Backend("gs://bucket/y", patience_s=5).read("a") is None and clouds.tokens == 1, "one client per bucket"
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(StoreError, match=r"none\.json was not found"):
         Backend("gs://bucket/x", patience_s=5).read("a")
