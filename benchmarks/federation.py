@@ -18,6 +18,7 @@ from typing import Any
 from kueue_integration.contract import job_names
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
+from kueue_integration.errors import NotFound
 from kueue_integration.kube.client import ApiKube
 from kueue_integration.kube.resources import (
     CLUSTER_PROFILE,
@@ -126,6 +127,11 @@ class Federation:
         found = self.kube(cluster).get(WORKLOAD, NAMESPACE, workload_of(name))
         return next(c for c in found["status"]["admissionChecks"] if c["name"] == CHECK)
 
+    def let_in(self, cluster: str, names: Sequence[str]) -> None:
+        """Wait until the fence of `cluster` is open for all of these jobs."""
+        open_to_all = lambda: all(self.check(cluster, name)["state"] == "Ready" for name in names)  # noqa: E731
+        until(open_to_all, "the waiting jobs are let in", 180.0)
+
     def job(self, name: str) -> Object:
         return self.here.get(JOB, NAMESPACE, name)
 
@@ -212,5 +218,8 @@ def _furnish(kube: ApiKube) -> None:
 
 
 def _served(kube: ApiKube) -> bool:
-    found = kube.get_path(f"/apis/{WORKLOAD.api_version}")["resources"]
+    try:
+        found = kube.get_path(f"/apis/{WORKLOAD.api_version}")["resources"]
+    except NotFound:  # not even the group yet
+        return False
     return {WORKLOAD.plural, MULTIKUEUE_CLUSTER.plural} <= {each["name"] for each in found}

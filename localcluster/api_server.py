@@ -39,6 +39,7 @@ class ApiServer:
     etcd: str
     etcd_pid: int
     pid: int
+    command: Sequence[str]
     _clients: dict[str, ApiKube] = field(default_factory=dict)
 
     def kubeconfig(self, user: str) -> Path:
@@ -104,11 +105,20 @@ def api_server(
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_process(words, folder / f"{name}.log")) for name, words in commands.items()]
-        server = ApiServer(f"https://127.0.0.1:{port}", folder, store, processes[0].pid, processes[1].pid)
+        pids = processes[0].pid, processes[1].pid
+        server = ApiServer(f"https://127.0.0.1:{port}", folder, store, *pids, commands["kube-apiserver"])
         _until_ready(server, processes)
         if users:
             _allow(server.kube(), users, allowed)
         yield server
+
+
+@contextlib.contextmanager
+def started_again(server: ApiServer) -> Iterator[None]:
+    """Start an API server that was killed once more, and end it. Its store has run on."""
+    with _process(server.command, server.folder / "kube-apiserver-again.log") as process:
+        _until_ready(server, [process])
+        yield
 
 
 def _allow(kube: ApiKube, users: Sequence[str], allowed: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from benchmarks.federation import KUEUE, Federation, ca, federation, kubeconfig,
 from kueue_integration.contract import attempt_records
 from kueue_integration.kube.resources import CLUSTER_PROFILE, MULTIKUEUE_CLUSTER
 from kueue_integration.multikueue import access
+from localcluster.api_server import started_again
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 AT_ONCE_S = 4.0
@@ -102,7 +104,7 @@ def test_a_cluster_that_fails_holds_up_the_jobs_that_need_its_word_and_no_other(
     # It is back, and nothing of the jobs is left there.
     for name in names:
         here.leave("bad", name)
-    until(lambda: all(here.check("good", n)["state"] == "Ready" for n in names), "the waiting jobs are let in", 180.0)
+    here.let_in("good", names)
     assert attempt_records.history(here.job(names[0]))[-1].cluster == "good"
 
 
@@ -118,3 +120,22 @@ def test_a_cluster_that_was_never_there_costs_nothing(land: tuple[Federation, Fa
     finally:
         for name in ("nowhere", "unknown"):
             here.here.delete(MULTIKUEUE_CLUSTER, None, name)
+
+
+def test_a_cluster_that_was_killed_is_used_again_when_it_is_back(land: tuple[Federation, FaultyProxy]) -> None:
+    here, _ = land
+    server, names = here.workers["bad"], waiters(here, "killed")
+    before = max(here.admitted("good", f"before-killed-{n}") for n in range(3))
+    os.kill(server.pid, signal.SIGKILL)
+    for name in names:
+        here.reserve("good", name)
+    times = [here.admitted("good", f"during-killed-{n}") for n in range(6)]
+    assert max(times) < before + AT_ONCE_S, (before, times)
+    said = "cluster bad does not answer"
+    until(lambda: said in here.check("good", names[0])["message"], "the waiting job says why")
+    with started_again(server):
+        for name in names:
+            here.leave("bad", name)
+        here.let_in("good", names)
+        here.admitted("bad", "returner")
+        assert attempt_records.history(here.job("returner"))[-1].cluster == "bad"
