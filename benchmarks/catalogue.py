@@ -28,6 +28,7 @@ from . import (
     strangers,
     triggerer,
     ui,
+    user_namespaces,
     virtual_ranks,
     workers,
 )
@@ -39,6 +40,7 @@ GROUPS: Sequence[Group] = (
     moves.GROUP,
     checkpoint.GROUP,
     workers.GROUP,
+    user_namespaces.GROUP,
     leaving.GROUP,
     large_state.GROUP,
     compare.GROUP,

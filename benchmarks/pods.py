@@ -43,11 +43,13 @@ class Job:
 
     :param program: the script below `programs/` that every rank runs, and its arguments
     :param ranks: how many
+    :param uids: first uid of this machine that is the containers', which have a user namespace then
     """
 
-    def __init__(self, made: Prepared, program: Sequence[str], ranks: int = RANKS) -> None:
+    def __init__(self, made: Prepared, program: Sequence[str], ranks: int = RANKS, uids: int | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self.ranks = ranks
+        self._uids = uids
         self._made = made
         self._program = PROGRAMS / program[0]
         self._command = ["python3", self._program.name, *program[1:]]
@@ -81,6 +83,7 @@ class Job:
                 command=self._command,
                 env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
                 criu=self._criu,
+                uids=self._uids,
             )
             shutil.copy(self._program, pod.volumes / "source")
             self.pods.append(pod)
