@@ -23,6 +23,7 @@ from .controller.lease import LeaseKeeper
 from .controller.metrics import Metrics
 from .controller.published import Publisher
 from .controller.reconciler import Reconciler
+from .controller.sidecar_api.adoption import Adoption
 from .controller.sidecar_api.http import Api
 from .controller.sidecar_api.hub import Hub
 from .controller.sidecar_api.probes import health_app
@@ -139,9 +140,11 @@ async def serve(settings: config.Config) -> None:
     )
     api = Api(kube, reconciler.world, hub, keys.peer, metrics, server, settings.trial_after_s)
 
+    pods = api.app()
+    Adoption(lambda: publisher.adopts if publisher else None).attach(pods)
     probes = Listener()
     runners = [
-        web.AppRunner(api.app(), access_log=None, shutdown_timeout=2),
+        web.AppRunner(pods, access_log=None, shutdown_timeout=2),
         web.AppRunner(
             health_app(
                 ready=lambda: reconciler.world.unlisted or ("" if keys.known.is_set() else "keys"),

@@ -1,7 +1,8 @@
-"""A user's own Job becomes a managed one: by `singularityctl adopt`, or at admission by a MutatingAdmissionPolicy.
+"""A user's own Job becomes a managed one: by `singularityctl adopt`, or when it is created with our label.
 
-`patch` is the change as a pure function, and `eligibility` says which Jobs it fits. `admission_policy` writes both down
-in CEL for the API server. `recreate` replaces a Job that exists already. Both ways give the same object.
+`patch` is the change as a pure function, and `eligibility` says which Jobs it fits. `review` is what the API server is
+answered, which asks the controller about labelled Jobs. `recreate` replaces a Job that exists already. Both ways give
+the same object.
 
 No other change of a Job is made here, and nothing here decides about a Job that is managed already.
 """

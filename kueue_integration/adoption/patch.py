@@ -28,8 +28,7 @@ SHM = "/dev/shm"  # noqa: S108 - a mount path
 def parts(platform: PlatformConfig, namespace: str = "") -> Object:
     """The pod spec of a managed Job with only our parts: init containers, volumes, `train` without anything of a Job.
 
-    The same for every Job of the namespace. That of no namespace the chart publishes for the policy. Of level `node`:
-    `leveled` adds what a user namespace needs.
+    The same for every Job of the namespace. Of level `node`: `leveled` adds what a user namespace needs.
     """
     platform = replace(platform, privileges=NODE)
     spec = pod_spec(TrainSpec(name="any", namespace=namespace, queue="any", command=("any",), image="any"), platform)

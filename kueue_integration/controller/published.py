@@ -1,7 +1,8 @@
 """What the platform says to those who submit jobs: the chart's settings, with the authorities that pods have to trust.
 
 The authorities are known to the controller alone. So it writes whatever contains them: the key `platform.json` of the
-ConfigMap that the chart makes without content, and the pods' parts for adoption and for TrainJobs.
+ConfigMap that the chart makes without content, whom the API server trusts when it asks for adoption, and the pods'
+parts for TrainJobs.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..adoption import admission_policy, trainjob
+from ..adoption import review, trainjob
 from ..contract import job_names, platform_objects
 from ..errors import ChartError
 from ..kube.client import Kube
-from ..kube.resources import ADMISSION_CHECK, CONFIG_MAP, Object, kind_of
+from ..kube.resources import ADMISSION_CHECK, CONFIG_MAP, MUTATING_WEBHOOK, Object, kind_of
 from ..spec import platform_config
 from ..spec.platform_config import NODE, PlatformConfig
 from .keys import Keys
@@ -53,17 +55,20 @@ class Publisher:
         self._kube, self._namespace, self._settings, self._leads = kube, namespace, settings, leads
         self._flavors = flavors
         self._written: set[str] = set()
+        self.adopts: PlatformConfig | None = None
+        """What every replica adopts Jobs with; None without adoption, and before the keys are known."""
 
     def publish(self, found: Keys) -> None:
         """Raises KubeError, ChartError."""
-        if not self._leads():
-            return
         platform = replace(self._settings.platform, controller_ca=found.bundle)
         if platform.privileges != NODE:
             platform = replace(platform, user_namespaces=self._flavors())
+        self.adopts = platform if self._settings.adoption else None
+        if not self._leads():
+            return
         config = self._config_map(platform)
         if self._settings.adoption:
-            self._ensure(admission_policy.pod_template(platform, self._namespace), config, config)
+            self._trusted(found.bundle)
         if self._settings.trainjob:
             # Of the whole cluster, like its owner, which goes with the chart.
             owner = self._kube.get(ADMISSION_CHECK, None, job_names.ADMISSION_CHECK_NAME)
@@ -79,6 +84,21 @@ class Publisher:
         log.info("ConfigMap %s is written: agent image %s", name, platform.agent_image)
         data = {"data": {platform_config.CONFIG_KEY: text}}
         return self._kube.patch(CONFIG_MAP, self._namespace, name, data, found["metadata"]["resourceVersion"])
+
+    def _trusted(self, bundle: str) -> None:
+        """Let the API server trust the authorities when it asks for adoption."""
+        hook = self._kube.find(MUTATING_WEBHOOK, None, review.NAME)
+        if hook is None:
+            what = f"no {MUTATING_WEBHOOK.name} {review.NAME}: no Job is adopted by its label"
+            raise ChartError(what, "apply the chart again")
+        authorities = b64encode(bundle.encode()).decode()
+        clients = [each["clientConfig"] for each in hook["webhooks"]]
+        if all(client.get("caBundle") == authorities for client in clients):
+            return
+        for client in clients:
+            client["caBundle"] = authorities
+        self._kube.replace(hook)
+        log.info("%s %s has the authorities", MUTATING_WEBHOOK.name, review.NAME)
 
     def _ensure(self, made: Object, config: Object, owner: Object) -> None:
         """Write `made` if it differs from what was written last, and once in the life of this process."""

@@ -24,9 +24,9 @@ from ..kube.resources import (
     LEASE,
     LOCAL_QUEUE,
     MULTIKUEUE_CLUSTER,
+    MUTATING_WEBHOOK,
     NODE,
     POD,
-    POD_TEMPLATE,
     PROGRESS,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_FLAVOR,
@@ -109,7 +109,7 @@ def needed(env: Mapping[str, str]) -> list[Need]:
     if platform.get("trainjob") is True:
         found += [Need(TRAINING_RUNTIME, ("get", "update"), name="singularity"), Need(TRAINING_RUNTIME, ("create",))]
     if platform.get("adoption") is True:
-        found += [own(POD_TEMPLATE, "get", "update", name="singularity-adoption"), own(POD_TEMPLATE, "create")]
+        found.append(Need(MUTATING_WEBHOOK, ("get", "update"), name="singularity-adoption"))
     if env.get("SINGULARITY_MULTIKUEUE_NAMESPACE"):
         companions = (CONFIG_MAP, SERVICE, RESOURCE_CLAIM_TEMPLATE)
         found += [Need(MULTIKUEUE_CLUSTER, ("list", "watch")), *(Need(kind, ("get",)) for kind in companions)]

@@ -74,6 +74,13 @@ ADMISSION_POLICY_BINDING: Final = Kind(
     "validatingadmissionpolicybindings",
     namespaced=False,
 )
+MUTATING_WEBHOOK: Final = Kind(
+    "MutatingWebhookConfiguration",
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingwebhookconfigurations",
+    namespaced=False,
+)
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 KUEUE_VERSION: Final = "v1beta2"
 KUEUE_JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
@@ -92,7 +99,6 @@ MULTIKUEUE_CLUSTER: Final = Kind(
     "MultiKueueCluster", KUEUE_GROUP, KUEUE_VERSION, "multikueueclusters", namespaced=False
 )
 SECRET: Final = Kind("Secret", "", "v1", "secrets")
-POD_TEMPLATE: Final = Kind("PodTemplate", "", "v1", "podtemplates")
 TOPOLOGY: Final = Kind("Topology", KUEUE_GROUP, KUEUE_VERSION, "topologies", namespaced=False)
 DEVICE_CLASS: Final = Kind("DeviceClass", "resource.k8s.io", "v1", "deviceclasses", namespaced=False)
 RESOURCE_CLAIM_TEMPLATE: Final = Kind("ResourceClaimTemplate", "resource.k8s.io", "v1", "resourceclaimtemplates")
@@ -119,6 +125,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         DISRUPTION_BUDGET,
         ADMISSION_POLICY,
         ADMISSION_POLICY_BINDING,
+        MUTATING_WEBHOOK,
         WORKLOAD,
         LOCAL_QUEUE,
         CLUSTER_QUEUE,
@@ -129,7 +136,6 @@ KINDS: Final[Mapping[str, Kind]] = {
         MULTIKUEUE_CLUSTER,
         CLUSTER_PROFILE,
         SECRET,
-        POD_TEMPLATE,
         TOPOLOGY,
         DEVICE_CLASS,
         RESOURCE_CLAIM_TEMPLATE,

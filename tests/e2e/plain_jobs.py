@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from pathlib import Path
 from typing import Any
 
+from adoption_cases import labelled
 from rows import SCRIPT, Rows, Training
 
 from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import Object
 from kueue_integration.spec.train_spec import TrainSpec
-
-
-def labelled(job: Object) -> Object:
-    result = copy.deepcopy(job)
-    result["metadata"].setdefault("labels", {})[job_names.LABEL_MANAGED] = "true"
-    return result
 
 
 def plain_training(rows: Rows, name: str, *, label: bool) -> tuple[Training, Object]:

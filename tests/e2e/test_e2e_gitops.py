@@ -25,7 +25,6 @@ from localcluster.images import gobuild, rootfs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 QUEUE, NAME = "own", "gitops"
-SERVED = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 BOARD = "singularity-dashboard"
 INSTANCE = f"app.kubernetes.io/instance={RELEASE}"
 
@@ -44,7 +43,7 @@ class Repository:
 
     def render(self, *sets: str) -> str:
         version = json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"]
-        options = [f"--values={self._values}", f"--kube-version={version}", f"--api-versions={SERVED}", "--no-hooks"]
+        options = [f"--values={self._values}", f"--kube-version={version}", "--no-hooks"]
         return self.chart.helm("template", RELEASE, str(CHART), *options, *(f"--set={item}" for item in sets))
 
     def sync(self, *sets: str) -> set[tuple[str, str]]:

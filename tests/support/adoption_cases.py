@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from kueue_integration.contract import job_names
+
 Job = dict[str, Any]
 
 
@@ -56,6 +58,13 @@ def plain(name: str = "mine", **labels: str) -> Job:
             },
         },
     }
+
+
+def labelled(job: Job) -> Job:
+    """The Job with the label by which it is to be adopted."""
+    result = copy.deepcopy(job)
+    result["metadata"].setdefault("labels", {})[job_names.LABEL_MANAGED] = "true"
+    return result
 
 
 def bare(name: str = "bare") -> Job:
@@ -197,11 +206,29 @@ GOOD: list[Job] = [
     changed(f"{_C}.securityContext", {"runAsUser": 1000, "runAsNonRoot": True}),
     changed(f"{_POD}.securityContext", {"runAsUser": 0, "fsGroup": 5}),
     changed(f"{_C}.securityContext", {"runAsGroup": 5}),
-    changed(f"{_C}.securityContext", {"runAsUser": 7, "runAsGroup": 8}, changed(f"{_POD}.securityContext", {
-        "runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 2000, "supplementalGroups": [4, 3], "runAsNonRoot": True,
-        "supplementalGroupsPolicy": "Strict",
-    })),
-    changed(f"{_C}.securityContext", {"runAsNonRoot": False}, changed(f"{_POD}.securityContext", {
-        "runAsNonRoot": True,
-    })),
+    changed(
+        f"{_C}.securityContext",
+        {"runAsUser": 7, "runAsGroup": 8},
+        changed(
+            f"{_POD}.securityContext",
+            {
+                "runAsUser": 1000,
+                "runAsGroup": 1001,
+                "fsGroup": 2000,
+                "supplementalGroups": [4, 3],
+                "runAsNonRoot": True,
+                "supplementalGroupsPolicy": "Strict",
+            },
+        ),
+    ),
+    changed(
+        f"{_C}.securityContext",
+        {"runAsNonRoot": False},
+        changed(
+            f"{_POD}.securityContext",
+            {
+                "runAsNonRoot": True,
+            },
+        ),
+    ),
 ]

@@ -11,17 +11,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: controller
 {{- end }}
 
-{{/* The version in which this cluster serves MutatingAdmissionPolicy. */}}
-{{- define "singularity.adoption.api" -}}
-{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" -}}
-admissionregistration.k8s.io/v1
-{{- else if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" -}}
-admissionregistration.k8s.io/v1beta1
-{{- else -}}
-{{- fail "adoption.enabled: this cluster serves no MutatingAdmissionPolicy (Kubernetes 1.36, or 1.34 with its beta API switched on). Set adoption.enabled=false; `singularityctl adopt` patches manifests without it" -}}
-{{- end -}}
-{{- end }}
-
 {{/* The policies of the planner that are on, in words. Values may be missing: `helm upgrade --reuse-values`. */}}
 {{- define "singularity.planner.on" -}}
 {{- range $name, $policy := .Values.planner | default dict -}}

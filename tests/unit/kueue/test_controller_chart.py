@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rendered import CHART, HELM, NO_HELM, controller_env, helm, render
 
-from kueue_integration.adoption import admission_policy, trainjob
+from kueue_integration.adoption import review, trainjob
 from kueue_integration.contract import job_names
 from kueue_integration.controller import config
 from kueue_integration.controller import config as controller_config
@@ -81,8 +81,7 @@ def test_two_renders_are_the_same_text():
                   "multikueue.manager.enabled=true", "multikueue.worker.enabled=true", "sampleQueues.enabled=true",
                   "tls.certManager.issuerRef.name=ours")  # fmt: skip
     options = [f"--set={value}" for value in everything]
-    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
-    first, second = (helm("template", "s", str(CHART), "--kube-version=1.36.0", served, *options) for _ in range(2))
+    first, second = (helm("template", "s", str(CHART), "--kube-version=1.36.0", *options) for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     for template in [*(CHART / "templates").rglob("*.yaml"), *(CHART / "templates").rglob("*.tpl")]:
@@ -95,6 +94,8 @@ def test_what_the_controller_writes_is_rendered_without_content():
     for kind, name in (("Secret", job_names.KEYS_SECRET), ("ConfigMap", job_names.PLATFORM_CONFIGMAP)):
         assert not {"data", "stringData", "binaryData"} & set(objects[kind, name])
     assert not [kind for kind, _ in objects if kind in ("PodTemplate", "ClusterTrainingRuntime")]
+    (hook,) = render("adoption.enabled=true")["MutatingWebhookConfiguration", review.NAME]["webhooks"]
+    assert "caBundle" not in hook["clientConfig"]
 
 
 def test_the_controller_reads_and_writes_its_own_secret_alone():
@@ -393,18 +394,6 @@ def test_metrics_objects_come_only_when_asked_for():
     }  # fmt: skip
 
 
-def test_adoption_is_refused_where_the_api_server_cannot_do_it():
-    done = helm("template", "s", str(CHART), "--kube-version", "1.33.0", "--set", "adoption.enabled=true")
-    assert done.returncode != 0 and "adoption.enabled: this cluster serves no MutatingAdmissionPolicy" in done.stderr
-    served = "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"
-    options = ("--kube-version", "1.34.0", "--set", "adoption.enabled=true", "--api-versions", served)
-    done = helm("template", "s", str(CHART), *options)
-    assert done.returncode == 0, done.stderr
-    kinds = {d["kind"]: d["apiVersion"] for d in yaml.safe_load_all(done.stdout) if d}
-    assert kinds["MutatingAdmissionPolicy"] == "admissionregistration.k8s.io/v1beta1"
-    assert not any("Mutating" in kind for kind, _ in render())
-
-
 def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked():
     assert not any("multikueue" in name for _, name in render())
     manager = render("multikueue.manager.enabled=true", "multikueue.manager.secrets={a,b}")
@@ -444,8 +433,7 @@ adoption: {enabled: true}
 @pytest.fixture
 def filled(tmp_path):
     (tmp_path / "values.yaml").write_text(VALUES)
-    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
-    options = (f"--values={tmp_path / 'values.yaml'}", "--kube-version=1.36.0", served)
+    options = (f"--values={tmp_path / 'values.yaml'}", "--kube-version=1.36.0")
     done = helm("template", "singularity", str(CHART), "-n", job_names.SYSTEM_NAMESPACE, *options)
     assert done.returncode == 0, done.stderr
     return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
@@ -455,24 +443,26 @@ def test_the_controller_may_write_what_adoption_needs(filled):
     published = controller_config.load([], {**controller_env(filled), "SINGULARITY_POD": "me"}).published
     assert published.adoption and published.trainjob
     assert published.platform.env == {"PYTHONPATH": "/opt/torch", "PRICE": "$5"}
-    roles = [filled[kind, job_names.CONTROLLER_NAME]["rules"] for kind in ("Role", "ClusterRole")]
-    for rules, what in zip(roles, ("podtemplates", "clustertrainingruntimes"), strict=True):
+    rules = filled["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
+    for what, name, create in (
+        ("mutatingwebhookconfigurations", review.NAME, []),
+        ("clustertrainingruntimes", trainjob.RUNTIME, [(None, ["create"])]),
+    ):
         found = [(rule.get("resourceNames"), rule["verbs"]) for rule in rules if what in rule["resources"]]
-        name = admission_policy.NAME if what == "podtemplates" else trainjob.RUNTIME
-        assert found == [([name], ["get", "update"]), (None, ["create"])]
+        assert found == [([name], ["get", "update"]), *create]
 
 
-def test_rules_of_adoption_have_the_platforms_values_and_no_parameter(filled):
-    policy = filled["ValidatingAdmissionPolicy", "singularity-adoption"]["spec"]
-    said = "\n".join(rule["expression"] for rule in policy["validations"])
+def test_rules_of_adoption_have_the_platforms_values_and_say_the_same_to_webhook_and_policy(filled):
+    policy = filled["ValidatingAdmissionPolicy", review.NAME]["spec"]
+    expressions = [rule["expression"] for rule in policy["validations"][:-1]]
+    said = "\n".join(expressions)
     for text in (r'["/shared","/it\u0027s data"]', '["shared","data"]', r'"file:///shared/it\u0027s"', "<= 600"):
-        assert text in said
-    assert "params" not in said and "@" not in said and "paramKind" not in policy
-    assert "paramRef" not in filled["ValidatingAdmissionPolicyBinding", "singularity-adoption"]["spec"]
-    binding = filled["MutatingAdmissionPolicyBinding", "singularity-adoption"]["spec"]
-    assert binding["paramRef"]["parameterNotFoundAction"] == "Allow"
-    last = policy["validations"][-1]["message"]
-    assert f"PodTemplate {job_names.SYSTEM_NAMESPACE}/singularity-adoption" in last and "@" not in last
+        assert text in said or text.replace(r"\u0027", "'") in said, text
+    (hook,) = filled["MutatingWebhookConfiguration", review.NAME]["webhooks"]
+    asked = [condition["expression"] for condition in hook["matchConditions"]]
+    assert asked == [policy["matchConditions"][0]["expression"], *expressions]
+    assert len(asked) <= 64, "more match conditions than the API server takes"
+    assert hook["clientConfig"]["service"]["path"] == review.PATH and hook["failurePolicy"] == "Fail"
 
 
 def test_an_uninstall_asks_first_whether_a_queue_is_fenced():

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from adoption_cases import plain
 from kueue_samples import PLATFORM
 from pod_failure_policy import action
 
-from kueue_integration.adoption import admission_policy, trainjob
+from kueue_integration.adoption import trainjob
+from kueue_integration.adoption.patch import adopted
 from kueue_integration.adoption.trainjob import CONTAINER_NODE
 from kueue_integration.job import states
 from kueue_integration.manifests.job_manifests import failure_rules
@@ -103,6 +105,6 @@ def test_what_is_read_of_a_job_that_has_failed() -> None:
 def test_adopted_jobs_have_the_same_rules() -> None:
     (replicated,) = trainjob.runtime(PLATFORM)["spec"]["template"]["spec"]["replicatedJobs"]
     rules = json.dumps(replicated["template"]["spec"]["podFailurePolicy"])
-    patched = (admission_policy.TEMPLATES / "adoption.yaml").read_text().partition("/spec/podFailurePolicy")[2]
-    for text in (rules, patched):
+    job = json.dumps(adopted(plain(), PLATFORM)["spec"]["podFailurePolicy"])
+    for text in (rules, job):
         assert set(exit_codes.IGNORED) <= {int(number) for number in re.findall(r"\d+", text)}

@@ -26,7 +26,6 @@ ALL = (
     "trainjob.enabled=true", "adoption.enabled=true", "multikueue.manager.enabled=true",
 )  # fmt: skip
 NAMED = "controller.namespaces={one,two}"
-SERVED = ("admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",)
 Rule = dict[str, Any]
 Rights = dict[str | None, list[Rule]]
 """Rules by the namespace in which they count; None: in all, and for the cluster's own objects."""
@@ -101,8 +100,8 @@ def without_one(given: Rights) -> Iterator[tuple[str, str, Rights]]:
 
 @pytest.mark.parametrize("sets", [(), ALL, (NAMED,), (*ALL, NAMED)], ids=["default", "all", "named", "all, named"])
 def test_each_right_of_the_controller_is_needed_and_doctor_names_the_one_that_is_missing(sets: tuple[str, ...]) -> None:
-    given = rights(rendered(*sets, served=SERVED), CONTROLLER)
-    env = controller_env(render(*sets, served=SERVED))
+    given = rights(rendered(*sets), CONTROLLER)
+    env = controller_env(render(*sets))
     namespaces = ["one", "two"] if NAMED in sets else []
     (fine,) = access.controller(Authorizer(given, env), namespaces)
     assert fine.status == OK, fine.message
@@ -122,7 +121,7 @@ def test_each_right_of_the_controller_is_needed_and_doctor_names_the_one_that_is
 def test_a_controller_of_a_few_namespaces_has_no_right_in_others() -> None:
     everywhere = {
         (group, resource): set(rule["verbs"])
-        for rule in rights(rendered(*ALL, NAMED, served=SERVED), CONTROLLER)[None]
+        for rule in rights(rendered(*ALL, NAMED), CONTROLLER)[None]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
@@ -131,6 +130,7 @@ def test_a_controller_of_a_few_namespaces_has_no_right_in_others() -> None:
         (kueue, "clusterqueues"), (kueue, "resourceflavors"), (kueue, "cohorts"), (kueue, "admissionchecks"),
         (kueue, "admissionchecks/status"), (kueue, "multikueueclusters"), ("", "nodes"),
         (policies, "validatingadmissionpolicies"), (policies, "validatingadmissionpolicybindings"),
+        (policies, "mutatingwebhookconfigurations"),
         ("trainer.kubeflow.org", "clustertrainingruntimes"), ("authentication.k8s.io", "tokenreviews"),
     }, "objects of the cluster alone"  # fmt: skip
     assert rights(rendered(NAMED), CONTROLLER).keys() == {None, "one", "two", SYSTEM}

@@ -12,7 +12,7 @@ from adoption_cases import trainjob as a_trainjob
 from kueue_samples import PLATFORM, cluster, spec
 from test_doctor_user_namespaces import flavor, node
 
-from kueue_integration.adoption import admission_policy, recreate, trainjob
+from kueue_integration.adoption import recreate, trainjob
 from kueue_integration.contract import job_names
 from kueue_integration.controller.flavor_levels import LOOK_S, FlavorLevels
 from kueue_integration.controller.machines.nodes import Nodes
@@ -157,10 +157,6 @@ def test_the_runtime_of_trainjobs_has_the_platforms_level_and_other_wishes_are_r
         (replicated,) = trainjob.runtime(given)["spec"]["template"]["spec"]["replicatedJobs"]
         pod = replicated["template"]["spec"]["template"]["spec"]
         assert (pod.get("hostUsers") is False) == (level == USER_NAMESPACE)
-        published = admission_policy.pod_template(given, "singularity-system")
-        of_jobs = NODE if setting == NODE else USER_NAMESPACE
-        assert published["metadata"]["annotations"][job_names.ANN_PRIVILEGES] == of_jobs
-        assert "hostUsers" not in published["template"]["spec"]
         other = {NODE: USER_NAMESPACE, USER_NAMESPACE: NODE}[level]
         for wish in (None, AUTO, level, other):
             made = a_trainjob()

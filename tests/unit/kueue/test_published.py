@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,14 +12,14 @@ import pytest
 from api_server import ApiServer
 from kueue_samples import PLATFORM
 
-from kueue_integration.adoption import admission_policy, patch, trainjob
+from kueue_integration.adoption import review, trainjob
 from kueue_integration.contract import job_names
 from kueue_integration.controller import keys
 from kueue_integration.controller.published import Publisher, Settings
 from kueue_integration.errors import AlreadyExists, ChartError, KubeError
 from kueue_integration.kube.api import Kube
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CONFIG_MAP, POD_TEMPLATE, TRAINING_RUNTIME, Object
+from kueue_integration.kube.resources import CONFIG_MAP, MUTATING_WEBHOOK, TRAINING_RUNTIME, Object
 from kueue_integration.spec import platform_config
 
 SYSTEM, NAME = job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP
@@ -43,9 +44,21 @@ def check() -> Object:
     }  # fmt: skip
 
 
+def webhook() -> Object:
+    """As the chart makes it, for nobody's Jobs: other tests have the same API server."""
+    service = {"name": "c", "namespace": SYSTEM, "path": review.PATH, "port": 443}
+    hook = {
+        "name": "adoption.singularity.dev", "clientConfig": {"service": service}, "sideEffects": "None",
+        "admissionReviewVersions": ["v1"], "namespaceSelector": {"matchLabels": {"nobody": "has"}},
+        "rules": [{"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}],
+    }  # fmt: skip
+    api = "admissionregistration.k8s.io/v1"
+    return {"apiVersion": api, "kind": MUTATING_WEBHOOK.name, "metadata": {"name": review.NAME}, "webhooks": [hook]}
+
+
 @pytest.fixture
 def fake() -> Kube:
-    return FakeKube(config_map(), check())
+    return FakeKube(config_map(), check(), webhook())
 
 
 @pytest.fixture
@@ -54,10 +67,11 @@ def real(server: ApiServer) -> Iterator[Kube]:
     with contextlib.suppress(AlreadyExists):
         kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
     kube.create(config_map())
+    kube.create(webhook())
     yield kube
-    for kind, name in ((CONFIG_MAP, NAME), (POD_TEMPLATE, admission_policy.NAME)):
-        if kube.find(kind, SYSTEM, name) is not None:
-            kube.delete(kind, SYSTEM, name)
+    for kind, namespace, name in ((CONFIG_MAP, SYSTEM, NAME), (MUTATING_WEBHOOK, None, review.NAME)):
+        if kube.find(kind, namespace, name) is not None:
+            kube.delete(kind, namespace, name)
 
 
 @pytest.fixture(params=["fake", "real"])
@@ -76,37 +90,45 @@ def test_clients_read_the_charts_settings_with_all_authorities(kube: Kube) -> No
     assert kube.get(CONFIG_MAP, SYSTEM, NAME)["metadata"]["resourceVersion"] == version
 
 
-def test_adoption_has_the_same_authorities_and_goes_with_the_chart(kube: Kube) -> None:
+def trusted(kube: Kube) -> list[str]:
+    """What the API server trusts when it asks for adoption."""
+    clients = [each["clientConfig"] for each in kube.get(MUTATING_WEBHOOK, None, review.NAME)["webhooks"]]
+    assert all(client["service"]["path"] == review.PATH for client in clients)
+    return [b64decode(client.get("caBundle") or "").decode() for client in clients]
+
+
+def test_the_api_server_trusts_the_same_authorities_when_it_asks_for_adoption(kube: Kube) -> None:
     publisher = Publisher(kube, SYSTEM, Settings(CHART, adoption=True), lambda: True)
+    assert publisher.adopts is None
     for found in (KEYS, MORE):
         publisher.publish(found)
-        made = kube.get(POD_TEMPLATE, SYSTEM, admission_policy.NAME)
-        assert literals(made["template"]["spec"]) == literals(patch.parts(replace(CHART, controller_ca=found.bundle)))
-    meta = made["metadata"]
-    assert meta["annotations"].items() >= HELM.items() and "other" not in meta["annotations"]
-    assert meta["labels"] == MANAGED
-    (owner,) = meta["ownerReferences"]
-    assert owner["uid"] == kube.get(CONFIG_MAP, SYSTEM, NAME)["metadata"]["uid"]
+        assert trusted(kube) == [found.bundle]
+        assert publisher.adopts == replace(CHART, controller_ca=found.bundle)
+    version = kube.get(MUTATING_WEBHOOK, None, review.NAME)["metadata"]["resourceVersion"]
     publisher.publish(MORE)
-    assert kube.get(POD_TEMPLATE, SYSTEM, admission_policy.NAME)["metadata"] == meta
-    kube.delete(POD_TEMPLATE, SYSTEM, admission_policy.NAME)
+    assert kube.get(MUTATING_WEBHOOK, None, review.NAME)["metadata"]["resourceVersion"] == version
+    kube.delete(MUTATING_WEBHOOK, None, review.NAME)
+    with pytest.raises(ChartError, match="no Job is adopted by its label"):
+        publisher.publish(MORE)
+    kube.create(webhook())  # the chart was applied again
     publisher.publish(MORE)
-    assert kube.get(POD_TEMPLATE, SYSTEM, admission_policy.NAME)["template"] == made["template"]
+    assert trusted(kube) == [MORE.bundle]
 
 
-def literals(pod: Object) -> list[tuple[str, str, str]]:
-    """The variables with a value; the API server adds defaults to the others."""
-    containers = [*pod["initContainers"], *pod["containers"]]
-    return [(c["name"], e["name"], e["value"]) for c in containers for e in c.get("env") or () if "value" in e]
+def test_without_adoption_nobody_looks_for_its_webhook(fake: Kube) -> None:
+    fake.delete(MUTATING_WEBHOOK, None, review.NAME)
+    publisher = Publisher(fake, SYSTEM, Settings(CHART), lambda: True)
+    publisher.publish(KEYS)
+    assert publisher.adopts is None
 
 
 def test_a_new_process_puts_back_what_was_edited(fake: Kube) -> None:
     def publish() -> Object:
-        Publisher(fake, SYSTEM, Settings(CHART, adoption=True), lambda: True).publish(KEYS)
-        return fake.get(POD_TEMPLATE, SYSTEM, admission_policy.NAME)["template"]
+        Publisher(fake, SYSTEM, Settings(CHART, trainjob=True), lambda: True).publish(KEYS)
+        return fake.get(TRAINING_RUNTIME, None, trainjob.RUNTIME)["spec"]
 
     before = publish()
-    fake.patch(POD_TEMPLATE, SYSTEM, admission_policy.NAME, {"template": {"spec": {"containers": []}}})
+    fake.patch(TRAINING_RUNTIME, None, trainjob.RUNTIME, {"spec": {"mlPolicy": {"numNodes": 7}}})
     assert publish() == before
 
 
@@ -121,7 +143,9 @@ def test_the_runtime_of_trainjobs_names_an_image_where_the_platform_has_none(fak
 
 
 def test_only_the_one_that_acts_publishes(fake: Kube) -> None:
-    Publisher(fake, SYSTEM, Settings(CHART, adoption=True), lambda: False).publish(KEYS)
+    standby = Publisher(fake, SYSTEM, Settings(CHART, adoption=True), lambda: False)
+    standby.publish(KEYS)
+    assert trusted(fake) == [""] and standby.adopts is not None, "both replicas answer the API server"
     with pytest.raises(ChartError, match=r"has no key platform\.json"):
         platform_config.load(fake)
 

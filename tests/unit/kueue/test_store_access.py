@@ -12,7 +12,7 @@ from adoption_cases import plain
 from kueue_samples import PLATFORM, STORE_PODS, spec
 from rendered import CHART, HELM, NO_HELM, controller_env, helm, render
 
-from kueue_integration.adoption import admission_policy, trainjob
+from kueue_integration.adoption import trainjob
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.contract import job_names
 from kueue_integration.jobs import store_pod
@@ -99,18 +99,7 @@ def test_where_checkpoints_are_encrypted(namespace: str, encrypted: bool) -> Non
     assert names.ENV_STORE_KEYS not in env(pod, job_names.CONTAINER_TRAIN)
 
 
-def test_what_all_namespaces_share_has_the_keys_and_the_policy_says_where_they_count() -> None:
-    made = admission_policy.pod_template(APART, "system")
-    pod = made["template"]["spec"]
-    assert store_access.KEYS_VOLUME in mounts(pod, job_names.CONTAINER_SIDECAR)
-    assert names.ENV_STORE_KEYS not in env(pod, job_names.CONTAINER_SIDECAR)
-    said = made["metadata"]["annotations"]
-    assert said[job_names.ANN_ENCRYPTED] == "secret,both"
-    everywhere = replace(APART, store_keys={"secret": "our-keys"})
-    template = admission_policy.pod_template(everywhere, "system")
-    assert template["metadata"]["annotations"][job_names.ANN_ENCRYPTED] == admission_policy.EVERYWHERE
-    plain_one = admission_policy.pod_template(replace(APART, store_keys={}), "system")
-    assert plain_one["metadata"]["annotations"][job_names.ANN_ENCRYPTED] == ""
+def test_what_all_namespaces_share_does_not_say_that_keys_count() -> None:
     (step,) = trainjob.runtime(APART)["spec"]["template"]["spec"]["replicatedJobs"]
     inner = step["template"]["spec"]["template"]["spec"]
     assert names.ENV_STORE_KEYS not in env(inner, job_names.CONTAINER_SIDECAR)

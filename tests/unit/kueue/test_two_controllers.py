@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest
 import two_controllers as two
 from two_controllers import SYSTEM, Cluster, two_controllers
 
-from kueue_integration.adoption import admission_policy
+from kueue_integration.adoption import review
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.credentials import connect
-from kueue_integration.kube.resources import POD_TEMPLATE, SECRET
+from kueue_integration.kube.resources import MUTATING_WEBHOOK, SECRET
 
 pytestmark = pytest.mark.timeout(600)
 NAME = job_names.KEYS_SECRET
@@ -34,8 +35,8 @@ def test_two_controllers_share_their_keys_over_deaths_rotations_and_deletions(cl
     old = cluster.bundle()
     for name in ("a", "b"):
         cluster.until(lambda name=name: cluster.reaches(old, name), f"{name} shows the same certificate")
-    parts = kube.get(POD_TEMPLATE, SYSTEM, admission_policy.NAME)["template"]["spec"]
-    assert any(e.get("value") == old for c in parts["initContainers"] for e in c.get("env") or ())
+    (hook,) = kube.get(MUTATING_WEBHOOK, None, review.NAME)["webhooks"]
+    assert b64decode(hook["clientConfig"]["caBundle"]).decode() == old
 
     first = cluster.leader()
     cluster.kill(first)
