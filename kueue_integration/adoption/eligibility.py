@@ -1,4 +1,5 @@
-"""Which Jobs can be adopted. Every rule exists twice, for Python and in CEL; tests hold them together.
+"""Which Jobs can be adopted, for `adopt`, which also works without a cluster. The chart's `adoption.yaml` has the rules
+for the API server; a test gives both the same Jobs.
 
 Rules are about the Job as its owner wrote it. What the API server fills in by default breaks none.
 """
@@ -31,25 +32,16 @@ GRACE_LEAST = 90
 CONTROLLERS = tuple(entry.name for entry in ownership.reserved(ownership.CONTROLLER))
 """A manifest that was copied from a managed Job would bring another Job's checkpoint with it."""
 
-_POD = "object.spec.template.spec"
-_C = f"{_POD}.containers[0]"
-_ONE = f"size({_POD}.containers) != 1"
-"""Guard: rules about the container are quiet when there are several, which is a problem of its own."""
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`bad` finds the offending values (none: the rule holds); `cel` is true when the rule holds.
-
-    `cel` may use `object` and the marks of the platform's values (`@...@`), which the chart fills in. It does not fail
-    on any Job that the API server takes.
-    """
+    """`bad` finds the offending values; none: the rule holds."""
 
     field: str
     fix: str
     bad: Find
-    cel: str
 
 
 def pod(job: Job) -> Mapping[str, Any]:
@@ -83,7 +75,7 @@ def workers(job: Job) -> int:
 
 
 def _spec(name: str, fix: str) -> Rule:
-    return Rule(f"spec.{name}", fix, lambda j, _: [v for v in [j["spec"].get(name)] if v], f"!has(object.spec.{name})")
+    return Rule(f"spec.{name}", fix, lambda j, _: [v for v in [j["spec"].get(name)] if v])
 
 
 def _pod_flag(name: str, fix: str) -> Rule:
@@ -91,7 +83,6 @@ def _pod_flag(name: str, fix: str) -> Rule:
         f"spec.template.spec.{name}",
         fix,
         lambda j, _: [True] if pod(j).get(name) else [],
-        f"!{_POD}.?{name}.orValue(false)",
     )
 
 
@@ -100,20 +91,16 @@ def _container_field(name: str, fix: str) -> Rule:
         f"spec.template.spec.containers[0].{name}",
         fix,
         lambda j, _: [v for v in [container(j).get(name)] if v],
-        f"{_ONE} || !has({_C}.{name}) || {_C}.{name} == {{}}",
     )
 
 
-def _numeric(name: str, least: int, most: Callable[[Job, PlatformConfig], int], fix: str, cel_most: str) -> Rule:
+def _numeric(name: str, least: int, most: Callable[[Job, PlatformConfig], int], fix: str) -> Rule:
     def bad(job: Job, platform: PlatformConfig) -> Sequence[object]:
         text = annotation(job, name)
         good = text is None or (_NUMBER.fullmatch(text) and least <= int(text) <= most(job, platform))
         return [] if good else [text]
 
-    given = f"object.metadata.?annotations[?'{name}'].orValue('{least}')"
-    cel = f"{given}.matches('^[0-9]{{1,6}}$') && int({given}) >= {least} && ({cel_most})".replace("$GIVEN", given)
-    absent = f"!object.metadata.?annotations[?'{name}'].hasValue()"
-    return Rule(f"metadata.annotations[{name}]", fix, bad, f"{absent} || ({cel})")
+    return Rule(f"metadata.annotations[{name}]", fix, bad)
 
 
 def _starts_torchrun(job: Job, _: PlatformConfig) -> Sequence[object]:
@@ -124,16 +111,7 @@ def _starts_torchrun(job: Job, _: PlatformConfig) -> Sequence[object]:
     return [word for word in words if word in _LAUNCHERS][:1]
 
 
-_UID = f"{_C}.?securityContext.?runAsUser.or({_POD}.?securityContext.?runAsUser).orValue(0)"
-_OTHERS = (
-    "allowPrivilegeEscalation", "appArmorProfile", "capabilities", "privileged", "readOnlyRootFilesystem",
-    "seLinuxOptions", "seccompProfile", "windowsOptions",
-)  # fmt: skip
-"""Of a container's security context, besides procMount, which has a value by default."""
-
-
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
-_WORDS = f"({_C}.?command.orValue([]) + {_C}.?args.orValue([]))"
 
 
 def _world(job: Job, _: PlatformConfig) -> Sequence[object]:
@@ -179,18 +157,6 @@ def _own_names(job: Job, _: PlatformConfig) -> Sequence[object]:
     return [c["name"] for c in pod(job).get("initContainers") or () if c.get("name") in ours]
 
 
-_ENV = f"{_C}.?env.orValue([])"
-_MOUNTS = f"{_C}.?volumeMounts.orValue([])"
-MARK_MOUNT_PATHS = "@MOUNT_PATHS@"
-MARK_VOLUME_NAMES = "@VOLUME_NAMES@"
-MARK_STORE = "@STORE@"
-MARK_BUDGET = "@BUDGET@"
-MARK_PRIVILEGES = "@PRIVILEGES@"
-_WISH = f"object.metadata.?annotations[?'{job_names.ANN_PRIVILEGES}']"
-_STORE = f"object.metadata.?annotations[?'{job_names.ANN_STORE}'].orValue({MARK_STORE})"
-_QUEUE = f"object.metadata.?labels[?'{job_names.KUEUE_QUEUE_LABEL}']"
-
-
 def _name(job: Job, _: PlatformConfig) -> Sequence[object]:
     name = str(job["metadata"].get("name") or "")
     return [] if len(name) <= MAX_NAME and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) else [name]
@@ -225,35 +191,29 @@ def _completions(job: Job, _: PlatformConfig) -> Sequence[object]:
 RULES: Sequence[Rule] = (
     Rule(
         "metadata.name", f"must start with a letter, have only a-z, 0-9 and '-', and at most {MAX_NAME} characters",
-        _name, "object.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
-        f" && size(object.metadata.name) <= {MAX_NAME}",
+        _name,
     ),
     Rule(
         f"metadata.labels[{job_names.KUEUE_QUEUE_LABEL}]", "is missing; name the Kueue LocalQueue",
-        lambda j, _: [] if label(j, job_names.KUEUE_QUEUE_LABEL) else [None], f"{_QUEUE}.orValue('') != ''",
+        lambda j, _: [] if label(j, job_names.KUEUE_QUEUE_LABEL) else [None],
     ),
     Rule(
         f"metadata.annotations[{ELASTIC}]", "elastic slices change a running Job; use job-min-parallelism",
         lambda j, _: [v for v in [annotation(j, ELASTIC)] if v == "true"],
-        f"object.metadata.?annotations[?'{ELASTIC}'].orValue('') != 'true'",
     ),
     Rule(
         "metadata.annotations", "has one that is the platform's, with another Job's records; remove it",
         lambda j, _: [name for name in CONTROLLERS if annotation(j, name) is not None],
-        f"!object.metadata.?annotations.orValue({{}}).exists(a, a in {list(CONTROLLERS)})",
     ),
     Rule(
         "spec.completionMode", "must be Indexed: every worker needs an index",
         lambda j, _: [] if j["spec"].get("completionMode") == "Indexed" else [j["spec"].get("completionMode")],
-        "object.spec.?completionMode.orValue('') == 'Indexed'",
     ),
     Rule(
         "spec.parallelism", f"must be 1 to {page.MAX_WORLD}: all workers run at the same time", _at_least_one,
-        f"object.spec.parallelism >= 1 && object.spec.parallelism <= {page.MAX_WORLD}",
     ),
     Rule(
         "spec.completions", "must equal spec.parallelism: all workers run at the same time", _completions,
-        "object.spec.?completions.orValue(0) == object.spec.parallelism",
     ),
     _spec("podFailurePolicy", "is set by the platform; remove it"),
     _spec("successPolicy", "is not supported: training ends when every worker has ended; remove it"),
@@ -262,12 +222,10 @@ RULES: Sequence[Rule] = (
     Rule(
         "spec.manualSelector", "is not supported; remove it and spec.selector",
         lambda j, _: [True] if j["spec"].get("manualSelector") else [],
-        "!object.spec.?manualSelector.orValue(false)",
     ),
     Rule(
         "spec.template.spec.restartPolicy", "must be Never: the launcher restarts nothing by itself",
         lambda j, _: [] if pod(j).get("restartPolicy") == "Never" else [pod(j).get("restartPolicy")],
-        f"{_POD}.restartPolicy == 'Never'",
     ),
     _pod_flag("hostPID", "must not be set: every rank gets a PID namespace of its own"),
     _pod_flag("hostIPC", "must not be set: shared memory has to travel with the checkpoint"),
@@ -275,48 +233,37 @@ RULES: Sequence[Rule] = (
     _pod_flag("shareProcessNamespace", "must not be set: the launcher has to be process 1 of its container"),
     Rule(
         "spec.template.spec.initContainers", "has a container with one of our names; rename it", _own_names,
-        f"!{_POD}.?initContainers.orValue([]).exists(c, c.name in "
-        f"['{job_names.CONTAINER_SIDECAR}', '{job_names.CONTAINER_INSTALL}', '{job_names.CONTAINER_TRAIN}'])",
     ),
     Rule(
         "spec.template.spec.containers", "must have exactly one: its program is what is checkpointed",
         lambda j, _: [] if len(pod(j).get("containers") or ()) == 1
         else [[c.get("name") for c in pod(j).get("containers") or ()]],
-        f"size({_POD}.containers) == 1",
     ),
     Rule(
         "spec.template.spec.containers[0].command", "is missing; state it: the image's own cannot be seen from here",
-        lambda j, _: [] if container(j).get("command") else [None], f"{_ONE} || size({_C}.?command.orValue([])) > 0",
+        lambda j, _: [] if container(j).get("command") else [None],
     ),
     Rule(
         "spec.template.spec.containers[0].command", "starts torchrun; name the script instead: we start one process "
         f"per rank ({job_names.ANN_WORLD_SIZE} for several per worker)", _starts_torchrun,
-        f"{_ONE} || size({_C}.?command.orValue([])) == 0 || !({_C}.command[0] == 'torchrun'"
-        f" || {_C}.command[0].endsWith('/torchrun') || {_WORDS}.exists(w, w in {list(_LAUNCHERS)}))",
     ),
     Rule(
         "spec.template.spec.securityContext.runAsGroup", security_context.ALONE,
         lambda j, _: [pod(j)["securityContext"]["runAsGroup"]] if security_context.group_alone(pod(j)) else [],
-        f"!{_POD}.?securityContext.?runAsGroup.hasValue() || {_POD}.?securityContext.?runAsUser.hasValue()",
     ),
     Rule(
         "spec.template.spec.securityContext.runAsNonRoot", security_context.NEEDS_USER,
         lambda j, _: [True] if security_context.unmet(pod(j), container(j), inner=False) else [],
-        f"{_ONE} || {_C}.?securityContext.?runAsNonRoot.hasValue()"
-        f" || !{_POD}.?securityContext.?runAsNonRoot.orValue(false) || {_UID} != 0",
     ),
     Rule(
         "spec.template.spec.containers[0].securityContext.runAsNonRoot", security_context.NEEDS_USER,
         lambda j, _: [True] if security_context.unmet(pod(j), container(j), inner=True) else [],
-        f"{_ONE} || !{_C}.?securityContext.?runAsNonRoot.orValue(false) || {_UID} != 0",
     ),
     Rule(
         "spec.template.spec.containers[0].securityContext",
         f"only {', '.join(security_context.KEPT)} are the job's own, the "
         "rest is what CRIU needs; remove it",
         lambda j, _: [found] if (found := security_context.not_kept(container(j))) else [],
-        f"{_ONE} || ({_C}.?securityContext.?procMount.orValue('Default') == 'Default'"
-        + "".join(f" && !{_C}.?securityContext.?{name}.hasValue()" for name in _OTHERS) + ")",
     ),
     _container_field("lifecycle", "is not supported: the container's process 1 is the launcher; remove it"),
     _container_field("livenessProbe", "would kill a worker that is being checkpointed; remove it"),
@@ -324,50 +271,40 @@ RULES: Sequence[Rule] = (
     _container_field("startupProbe", "is not supported; remove it"),
     Rule(
         "spec.template.spec.containers[0].env", "names that start with SINGULARITY_ are set by the launcher", _user_env,
-        f"{_ONE} || !{_ENV}.exists(e, e.name.startsWith('SINGULARITY_'))",
     ),
     Rule(
         "spec.template.spec.containers[0].env[PYTHONPATH]", "must be a literal value: the agent is put before it",
-        _python_path, f"{_ONE} || !{_ENV}.exists(e, e.name == 'PYTHONPATH' && has(e.valueFrom))",
+        _python_path,
     ),
     Rule(
         "spec.template.spec.containers[0].volumeMounts", f"{names.ROOT}, the platform's mounts and names of"
         f" NVIDIA's driver are taken; use another mountPath, which {mount_paths.FIX}, and"
         " is not below another mount's, /proc or /dev/shm", _user_mounts,
-        f"{_ONE} || !({_MOUNTS}.exists(m, {mount_paths.cel('m.mountPath')} || m.mountPath in {MARK_MOUNT_PATHS})"
-        f" || [{_MOUNTS}.map(m, m.mountPath) + {MARK_MOUNT_PATHS}].exists(p, {mount_paths.cel_nested('p')}))",
     ),
     Rule(
         "spec.template.spec.volumes", "has a name that is the platform's; rename it", _user_volumes,
-        f"!{_POD}.?volumes.orValue([]).exists(v, v.name.startsWith('{VOLUME_PREFIX}')"
-        f" || v.name in {MARK_VOLUME_NAMES})",
     ),
     Rule(
         f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", "must be auto, userns or node, and not node where the "
         "platform lets capabilities count on the node for no job (chart value pods.privileges=userns)",
-        _level, f"{_WISH}.orValue('auto') in {list(privileges.WISHES)}"
-        f" && ({_WISH}.orValue('') != '{NODE}' || {MARK_PRIVILEGES} != '{USER_NAMESPACE}')",
+        _level,
     ),
     _numeric(
         job_names.ANN_WORLD_SIZE, 1, lambda j, _: page.MAX_WORLD,
-        f"must be a whole number of ranks, 1 to {page.MAX_WORLD}", f"int($GIVEN) <= {page.MAX_WORLD}",
+        f"must be a whole number of ranks, 1 to {page.MAX_WORLD}",
     ),
     Rule(
         f"metadata.annotations[{job_names.ANN_WORLD_SIZE}]", "must be a multiple of spec.parallelism", _world,
-        f"!object.metadata.?annotations[?'{job_names.ANN_WORLD_SIZE}'].orValue('x').matches('^[0-9]{{1,6}}$')"
-        f" || object.spec.parallelism < 1"
-        f" || int(object.metadata.annotations['{job_names.ANN_WORLD_SIZE}']) % object.spec.parallelism == 0",
     ),
     _numeric(
         job_names.MIN_PARALLELISM, 1, lambda j, _: workers(j), "must be a whole number, 1 to spec.parallelism",
-        "int($GIVEN) <= object.spec.parallelism",
     ),
     _numeric(
         job_names.ANN_BUDGET, 1, lambda _, p: p.max_budget_s, "must be a whole number of seconds within the platform's "
-        "maximum (chart value budget.maxSeconds)", f"int($GIVEN) <= {MARK_BUDGET}",
+        "maximum (chart value budget.maxSeconds)",
     ),
     Rule(
         f"metadata.annotations[{job_names.ANN_STORE}]",
-        "is missing and the platform has no default; give the checkpoint store's URL", _store, f"{_STORE} != ''",
+        "is missing and the platform has no default; give the checkpoint store's URL", _store,
     ),
 )  # fmt: skip

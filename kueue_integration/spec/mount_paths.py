@@ -1,4 +1,4 @@
-"""Where volumes may be mounted: one form of a path, for the operator, the adoption and the guard policies. Pure.
+"""Where volumes may be mounted: one form of a path, for the operator and `adopt`; the chart's guard has the same. Pure.
 
 The API server takes any text. The kubelet makes it absolute and the container runtime cleans it, so that
 `//singularity/agent`, `singularity/agent` and `/x/../singularity/agent` are mounted at `/singularity/agent`. Rules
@@ -11,7 +11,6 @@ another one, nor below these.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 
@@ -36,24 +35,6 @@ def clean(path: str) -> bool:
 def below(path: str, folder: str) -> bool:
     """Whether a clean path is `folder`, or in it."""
     return f"{path}/".startswith(f"{folder}/")
-
-
-def cel_below(path: str, folder: str) -> str:
-    """`below` in CEL; `path` is an expression."""
-    return f"({path} == '{folder}' || {path}.startsWith('{folder}/'))"
-
-
-def cel(path: str) -> str:
-    """Whether `problem` has something to say, in CEL; `path` is an expression."""
-    unclean = f"!{path}.matches({json.dumps(FORM)})"
-    named = " || ".join(f"{path}.matches({json.dumps(form)})" for form in (LINKED, DRIVER))
-    return f"({unclean} || {cel_below(path, names.ROOT)} || {named})"
-
-
-def cel_nested(paths: str) -> str:
-    """Whether one of the list's paths is below another one, in CEL; `paths` is an expression."""
-    folder = "(o.endsWith('/') ? o : o + '/')"
-    return f"{paths}.exists(o, {paths}.exists(m, m != o && m.startsWith({folder})))"
 
 
 def inside(path: str, others: Iterable[str]) -> bool:
