@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import two_controllers as two
+from adoption_cases import changed
 from two_controllers import SYSTEM, Cluster, two_controllers
 
 from kueue_integration.adoption import review
@@ -35,8 +36,16 @@ def test_two_controllers_share_their_keys_over_deaths_rotations_and_deletions(cl
     old = cluster.bundle()
     for name in ("a", "b"):
         cluster.until(lambda name=name: cluster.reaches(old, name), f"{name} shows the same certificate")
-    (hook,) = kube.get(MUTATING_WEBHOOK, None, review.NAME)["webhooks"]
-    assert b64decode(hook["clientConfig"]["caBundle"]).decode() == old
+
+    def trusted() -> str:
+        (hook,) = kube.get(MUTATING_WEBHOOK, None, review.NAME)["webhooks"]
+        return b64decode(hook["clientConfig"].get("caBundle") or "").decode()
+
+    cluster.until(lambda: trusted() == old, "the API server trusts the same authorities")
+    job = changed("metadata.annotations.singularity~dev/store", "gs://bucket/mine")
+    for name in ("a", "b"):
+        answer = cluster.adopts(old, name, job)
+        assert answer["allowed"] and b"device-proxy" in b64decode(answer["patch"]), (name, answer)
 
     first = cluster.leader()
     cluster.kill(first)
@@ -86,4 +95,3 @@ def test_the_controllers_account_reads_no_other_secret(cluster: Cluster) -> None
     ):
         with pytest.raises(KubeError, match="403"):
             act()
-

@@ -12,6 +12,8 @@ Nothing runs pods. See `held_jobs` for jobs that run there as far as the control
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import random
 import signal
@@ -27,6 +29,7 @@ import pytest
 from api_server import CONTROLLER, ApiServer, any_of, api_server, plural
 from rendered import HELM, NO_HELM, controller_env, render, rendered
 
+from kueue_integration.adoption.review import PATH
 from kueue_integration.contract import job_names
 from kueue_integration.controller.key_keeper import server_names
 from kueue_integration.errors import ChartError
@@ -114,6 +117,18 @@ class Cluster:
         except OSError:
             return False
         return True
+
+    def adopts(self, trusted: str, name: str, job: Object) -> Object:
+        """What the controller `name` answers when the API server, which trusts `trusted`, asks it to adopt a Job."""
+        review = {"request": {"uid": "u", "namespace": job["metadata"]["namespace"], "object": job}}
+        host = server_names(SYSTEM)[0]
+        with socket.create_connection(("127.0.0.1", self.ports[name]), timeout=10) as plain:
+            asking = http.client.HTTPConnection(host)
+            asking.sock = ssl.create_default_context(cadata=trusted).wrap_socket(plain, server_hostname=host)
+            asking.request("POST", PATH, body=json.dumps(review))
+            answer: Object = json.loads(asking.getresponse().read())["response"]
+            asking.close()
+        return answer
 
     def until(self, holds: Callable[[], object], what: str) -> None:
         end = time.monotonic() + WAIT_S
