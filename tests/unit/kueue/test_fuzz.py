@@ -62,7 +62,10 @@ def dangers(spec: Pod) -> list[str]:
         ours = more or name in (job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)
         found += [f"another program in {name}"] * bool(ours and name in taken)
         found += [f"{name} {what}" for what in ("privileged",) if context.get(what)]
-        found += [f"{name} procMount"] * (context.get("procMount") not in (None, "Default"))
+        # A launcher with users of its own mounts a /proc of its own: it shows nothing of the node.
+        masked = context.get("procMount") in (None, "Default")
+        own = spec.get("hostUsers") is False and name in (job_names.CONTAINER_TRAIN, "node", criu_probe.CRIU)
+        found += [f"{name} procMount"] * (not masked and not own)
         found += [f"{name} {more - LAUNCHERS}"] * bool(more - LAUNCHERS)
         if more and name in (job_names.CONTAINER_TRAIN, "node"):
             found += [f"{name} is not started with the launcher"] * (each.get("command", [""])[0] != job_names.LAUNCHER)
