@@ -104,7 +104,7 @@ async def test_a_store_that_is_away_for_longer_ends_the_attempt_and_the_next_one
 async def test_a_store_that_is_away_from_the_start(again: Again, controller: FakeController) -> None:
     world = again()
     world.proxies[1].fail("503")
-    assert "cannot write probe-" in await refused(world, 1, exit_codes.LOST)
+    assert "/probe-" in await refused(world, 1, exit_codes.LOST)
 
 
 @pytest.mark.parametrize("what", ["a byte of a pack", pytest.param("manifest", marks=FULL)])
