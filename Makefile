@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
-demo: ready ## the whole story on this machine: build/demo/{report.json,timeline.svg}; KEEP=1 leaves it running; ENGINE=state; PRIVILEGES=userns
+demo: ready ## the whole story on this machine: build/demo/{report.json,timeline.svg}; KEEP=1 leaves it running; ENGINE=state; PRIVILEGES=node
 	$(BIN)/singularityctl demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(PRIVILEGES),--privileges $(PRIVILEGES)) $(if $(KEEP),--keep)
 
 test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)

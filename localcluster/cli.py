@@ -153,7 +153,7 @@ def logs(name: str, part: str, lines: int, follow: bool) -> None:
 @click.option(
     "--privileges",
     type=click.Choice(["auto", "userns", "node"]),
-    default="node",
+    default="auto",
     show_default=True,
     help="Where the capabilities of --engine process count: in a user namespace of the pod, or on the node.",
 )

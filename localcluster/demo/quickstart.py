@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from kueue_integration.contract import job_names
+from kueue_integration.job import states
 from kueue_integration.kube.api import Kube
 from kueue_integration.kube.resources import JOB, is_true
 
@@ -112,9 +113,11 @@ def play(stage: Stage, steps: int = STEPS) -> tuple[Expectation, StoryRecord]:
     started_at = time.time()
     trigger(stage, run_id, steps)
     job = submitted_job(stage, run_id, known)
-    argv = reference.command_of(kube.get_job(NAMESPACE, job))
+    made = kube.get_job(NAMESPACE, job)
+    argv = reference.command_of(made)
     expect = expectation(int(reference.option(argv, "--steps")))
     say(f"train is Job {job}: {' '.join(argv)}")
+    say(f"its launcher's capabilities count here: {states.privileges(made)}")
     sampler = TaskSampler(api, run_id)
     follower = Follower(kube, NAMESPACE, job, say, also=sampler.sample)
     last = drive(kube, NAMESPACE, follower, expect, stage.platform.train_image, say)
