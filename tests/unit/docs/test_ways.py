@@ -40,6 +40,8 @@ TYPED = {
     },
     "docs/administration/keys.md": {
         "Three ways to make them": INSTALL_PAGES, "Rotate": API_SERVER, "Backup and restore": API_SERVER,
+        "Encrypted checkpoints": API_SERVER, "Rotate the key of checkpoints": API_SERVER,
+        "A key of checkpoints is lost": API_SERVER,
     },
     "docs/administration/gitops.md": {"With Argo CD or Flux": API_SERVER},
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from typed_cluster import Cluster, cluster_in
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates
-from kueue_integration.kube.resources import CONFIG_MAP, NAMESPACE, SECRET
+from kueue_integration.kube.resources import CONFIG_MAP, DEPLOYMENT, NAMESPACE, SECRET
 
 SYSTEM = job_names.SYSTEM_NAMESPACE
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -46,6 +46,25 @@ def test_keys_are_marked_for_a_rotation_saved_and_restored(installed: Cluster) -
     meta = installed.kube.get(SECRET, SYSTEM, job_names.KEYS_SECRET)["metadata"]
     assert "singularity.dev/rotate" in meta["annotations"]
     installed.play("keys.md", "Backup and restore")
+
+
+def test_keys_of_checkpoints_are_made_rotated_and_put_back(installed: Cluster) -> None:
+    """The rest of the block of the rotation is typed by `test_store_encryption` and `test_cli_checkpoints`."""
+    kube, secret = installed.kube, "singularity-store-key"
+    team = {"team-a": "default", "helm upgrade": "helm upgrade --no-hooks"}
+    installed.play("keys.md", "Encrypted checkpoints", edit=team)
+    assert secret in json.dumps(kube.get(DEPLOYMENT, SYSTEM, job_names.CONTROLLER_NAME)["spec"])
+    first = kube.get(SECRET, "default", secret)["data"]
+    wrapped_anew = "singularityctl checkpoints rewrap digits --namespace default --where pod"
+    for_all = "SINGULARITY_STORE_KEYS=/path/with/both/keys"
+    installed.play("keys.md", "Rotate the key of checkpoints", edit={**team, wrapped_anew: "true", for_all: "true ||"})
+    second = kube.get(SECRET, "default", secret)["data"]
+    (new,) = second.keys() - first.keys()
+    assert max(second) == new and len({*second.values()}) == 2
+    assert all(len(b64decode(b64decode(value))) == 32 for value in second.values())
+    kube.patch(SECRET, "default", secret, {"data": dict.fromkeys(first)})
+    installed.play("keys.md", "A key of checkpoints is lost", edit=team)
+    assert kube.get(SECRET, "default", secret)["data"] == second
 
 
 def test_the_secret_of_0_1_0_goes_if_nobody_knows_its_authority_any_more(installed: Cluster) -> None:
