@@ -46,7 +46,7 @@ LONGEST_FIRST = (
     "test_store_collection_model", "test_launcher_hostile", "test_launcher_anywhere", "test_launcher_user",
     "test_launcher_pod", "test_state_contents", "test_programs", "test_wheel", "test_job_errors",
     "test_protocol_ratchet_model", "test_streamed_dump", "test_state_faults", "test_shared_pages", "test_policy_world",
-    "test_planner_gains", "test_hostile_loops", "test_cluster_study", "test_hostile_objects", "test_store_ahead",
+    "test_planner_gains", "test_hostile_loops", "test_cluster_study", "test_hostile_objects",
     "test_planner_any_cluster", "test_controller_chart", "test_localcluster_sandbox", "test_protocol_threads_model",
     "test_cluster_simulator", "test_provider_package", "test_controller_crashes", "test_store_stream",
     "test_evaluate_dag", "test_cluster_book", "test_podlogs", "test_multikueue_clusters",

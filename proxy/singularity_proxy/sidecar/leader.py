@@ -142,6 +142,9 @@ class Leader:
     def _take(self, report: PodReport) -> None:
         if report.images is not None:
             self._images[report.index] = (report.uploaded, report.images, report.bytes_stored)
+        before = self.heard.get(report.index)
+        if self.state.released and before is not None and not report.occupied:
+            report = replace(report, occupied=before.report.occupied)  # a sidecar that was restarted does not know it
         self.heard[report.index] = Heard(replace(report, images=None), time.monotonic())
         self._observe()
         self.news.set()

@@ -414,9 +414,11 @@ class Pod:
         if self._saving == directive.generation and not (self._trial and not directive.trial):
             return
         if directive.released:
-            # The ranks have gone on, and what was dumped of them was known to the sidecar before this one.
-            self._saving = directive.generation
-            self._fail(directive.generation, "the sidecar was restarted before its images were stored", "pods")
+            # A sidecar before this one has reported the dump. Its images on the disk are whole; the upload misses pages
+            # that went to that sidecar.
+            self._saving = self._dumped = directive.generation
+            self._images_whole.set()
+            self._begin_upload(directive)
             return
         self.reached(directive.generation, directive.stop_at, directive.anywhere, directive.background)
         self._saving, self._trial = directive.generation, directive.trial
