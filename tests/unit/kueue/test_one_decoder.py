@@ -19,7 +19,7 @@ MAY_PARSE = {
     "airflow_provider/parameters.py": "what the author of the Dag writes, in the author's own task",
     "airflow_provider/sensors.py": "the same",
     "airflow_provider/return_value.py": "what the wrapper of a finished function wrote: a bad one is no return value",
-    "proxy/singularity_proxy/store/backend.py": "times that the server of the store gives its own files",
+    "proxy/singularity_proxy/store/clients.py": "times that the server of the store gives its own files",
 }
 PARSERS = {("json", "loads"), ("json", "load"), ("datetime", "fromisoformat")}
 

@@ -38,6 +38,7 @@ WALL = {
     f"{PROXY}/sidecar/signed.py": "numbers a pod's requests, which are compared with that pod's earlier ones",
     f"{PROXY}/launcher/snapshot/engine.py": "is compared with times of files in the container, of the same kernel",
     f"{PROXY}/sidecar/pod_phases.py": "is compared with the time of a folder that the same node has made",
+    f"{PROXY}/store/object_client.py": "says when this process asks itself for a key again",
     "kueue_integration/kube/server_time.py": "learns how far this clock is from the API server's, which counts",
     "kueue_integration/controller/reconciler.py": "a default; the controller hands the API server's time in",
     "kueue_integration/controller/sidecar_api/tokens.py": "a default, likewise",
