@@ -50,7 +50,7 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
         *_files(spec), *_workdir(spec), *_store(spec, platform), *_times(spec, platform), *_volumes(spec, platform),
-        *_metadata(spec), *_exit_codes(spec), *_disk(spec, platform), *_memory(spec, platform),
+        *_metadata(spec), *_exit_codes(spec), *_rooms(spec, platform),
         *_privileges(spec, platform),
     ]  # fmt: skip
 
@@ -230,22 +230,15 @@ def _times(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
         yield "checkpoint_every", spec.checkpoint_every, str(error)
 
 
-def _disk(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    wish = spec.checkpoint_disk
-    whose = ""
-    if wish is None and platform is not None and platform.checkpoint_disk:
-        wish, whose = platform.checkpoint_disk, " (the chart's value pods.checkpointDisk)"
-    if wish is not None and wish != "unlimited" and not _at_least(wish, LEAST_DISK):
-        yield "checkpoint_disk", wish, "must be a quantity of at least 1Mi, as '50Gi' is, or 'unlimited'" + whose
-
-
-def _memory(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    wish = spec.checkpoint_memory
-    whose = ""
-    if wish is None and platform is not None and platform.checkpoint_memory:
-        wish, whose = platform.checkpoint_memory, " (the chart's value pods.checkpointMemory)"
-    if wish is not None and wish != "0" and not _at_least(wish, LEAST_MEMORY):
-        yield "checkpoint_memory", wish, "must be a quantity of at least 16Mi, as '4Gi' is, or '0' for none" + whose
+def _rooms(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
+    disk = ("checkpoint_disk", "unlimited", LEAST_DISK, "1Mi, as '50Gi' is, or 'unlimited'", "pods.checkpointDisk")
+    memory = ("checkpoint_memory", "0", LEAST_MEMORY, "16Mi, as '4Gi' is, or '0' for none", "pods.checkpointMemory")
+    for field, word, least, least_words, value in (disk, memory):
+        wish, whose = getattr(spec, field), ""
+        if wish is None and platform is not None and getattr(platform, field):
+            wish, whose = getattr(platform, field), f" (the chart's value {value})"
+        if wish is not None and wish != word and not _at_least(wish, least):
+            yield field, wish, f"must be a quantity of at least {least_words}{whose}"
 
 
 def _at_least(wish: object, least: int) -> bool:

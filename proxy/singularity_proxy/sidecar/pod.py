@@ -471,11 +471,12 @@ class Pod:
 
         :param stored: nothing of this stop is stored any more: it is committed, or was given up
         """
-        if stored and stop.generation != self._settled:
+        settles = stored and stop.generation != self._settled
+        if settles:
             self._cancel.set()
         if stop.generation != self._resumed:
             await self._resume(stop)
-        if stored and stop.generation != self._settled:
+        if settles:
             self._settle(stop)
 
     async def _resume(self, stop: Stop) -> None:
