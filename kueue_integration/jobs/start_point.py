@@ -50,7 +50,7 @@ def find(kube: Kube, namespace: str, wanted: str, forms: str = FORMS) -> Start:
 
 def require_fit(kube: Kube, start: Start, spec: TrainSpec, platform: PlatformConfig) -> None:
     """Raises SpecError that names `start_from` if the job of `spec` cannot begin so, KubeError."""
-    url = spec.store or store_access.of(platform, spec.namespace).url
+    url = store_access.url_of(spec.store, platform, spec.namespace)
     wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: url}
     wishes[job_names.ANN_ENGINE] = chosen = engine.chosen(spec).name
     unread = "" if chosen == names.ENGINE_STATE else _unread(kube, start.source, spec, platform)

@@ -100,7 +100,7 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
         job_names.ANN_WORLD_SIZE: str(spec.ranks),
         job_names.ANN_WORKERS: str(spec.workers),
         job_names.ANN_MIN_WORKERS: str(spec.fewest_workers),
-        job_names.ANN_STORE: spec.store or store_access.of(platform, spec.namespace).url,
+        job_names.ANN_STORE: store_access.url_of(spec.store, platform, spec.namespace),
         job_names.COMPLETIONS_EQUAL_PARALLELISM: "true",
     }
     if spec.elastic:

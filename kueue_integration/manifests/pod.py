@@ -243,7 +243,7 @@ def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
         *_literals({
             names.ENV_JOB: spec.name,
             names.ENV_WORLD_SIZE: str(spec.ranks),
-            names.ENV_STORE: spec.store or store_access.of(platform, spec.namespace).url,
+            names.ENV_STORE: store_access.url_of(spec.store, platform, spec.namespace),
             names.ENV_GRACE: str(spec.grace_period_s),
         }),
         *_literals(_engine_env(spec)),

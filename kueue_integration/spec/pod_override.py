@@ -185,7 +185,7 @@ def _spec(spec: TrainSpec, body: Mapping[str, Any], platform: PlatformConfig | N
         elif key in ("containers", "initContainers", "volumes") and not _objects(value):
             yield where, value, "must be a list of mappings"
     lists = {key: body[key] for key in ("containers", "initContainers", "volumes") if _objects(body.get(key))}
-    access = store_access.of(platform, spec.namespace) if platform else store_access.StoreAccess()
+    access = store_access.of(platform, spec.namespace)
     theirs = [*(platform.volumes if platform else ()), *access.volumes, *spec.volumes]
     train: Mapping[str, Any] = {}
     inner = "spec.containers[0]"

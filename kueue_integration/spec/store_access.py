@@ -55,11 +55,13 @@ class StoreAccess:
         return [{"secretRef": {"name": self.secret}}] if self.secret else []
 
 
-def of(platform: PlatformConfig, namespace: str) -> StoreAccess:
-    """That of a namespace: field by field what the platform says of it, and else of all.
+def of(platform: PlatformConfig | None, namespace: str) -> StoreAccess:
+    """That of a namespace: field by field what the platform says of it, and else of all. None: nothing is known.
 
     Of no namespace (""): what all have, with `NAMESPACE` in it, and with the keys if any namespace encrypts.
     """
+    if platform is None:
+        return StoreAccess()
     own, all_ = platform.stores.get(namespace, {}), platform.store_pods
     given = {"url": platform.store, **all_, **{name: value for name, value in own.items() if value is not None}}
     keys = platform.store_keys
@@ -73,6 +75,11 @@ def of(platform: PlatformConfig, namespace: str) -> StoreAccess:
         service_account=str(given.get("serviceAccount") or ""),
         keys=str(keys.get("secret") or "") if encrypts else "",
     )
+
+
+def url_of(own: str | None, platform: PlatformConfig, namespace: str) -> str:
+    """URL of a job's store: `own`, which its owner has named, or that of its namespace."""
+    return own or of(platform, namespace).url
 
 
 def encrypted(platform: PlatformConfig, namespace: str) -> bool:

@@ -179,7 +179,7 @@ def _workdir(spec: TrainSpec) -> Iterator[Problem]:
 
 
 def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    access = store_access.of(platform, spec.namespace) if platform else store_access.StoreAccess()
+    access = store_access.of(platform, spec.namespace)
     url = spec.store or access.url
     if not url:
         if platform is not None:
@@ -255,7 +255,7 @@ def _privileges(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Pr
 
 
 def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    access = store_access.of(platform, spec.namespace) if platform else store_access.StoreAccess()
+    access = store_access.of(platform, spec.namespace)
     shared = platform.volumes if platform else ()
     yield from volumes("volumes", spec.volumes, (*shared, *access.volumes))
     known = {volume.get("name") for volume in (*shared, *spec.volumes)} if platform else None
