@@ -67,7 +67,7 @@ class Flights:
 
 async def landed(future: Future[Any], limit_s: float) -> bool:
     """Whether the call ends within `limit_s` seconds. It goes on if not, and whoever else waits for it still does."""
-    done, _ = await asyncio.wait({asyncio.wrap_future(future)}, timeout=limit_s)
-    for each in done:
-        each.exception()  # seen: who wants it asks `future`
+    ours = asyncio.wrap_future(future)
+    ours.add_done_callback(asyncio.Future.exception)  # seen, also after the limit: who wants it asks `future`
+    done, _ = await asyncio.wait({ours}, timeout=limit_s)
     return bool(done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -295,6 +296,31 @@ def test_calls_of_one_cluster_are_bounded_and_one_that_is_given_up_goes_on() -> 
     go.set()
     assert first.result(10) is True and asyncio.run(landed(second, 10)) is True
     assert flights.start("c", lambda: 8).result(10) == 8
+
+
+def test_a_call_that_was_given_up_and_fails_later_is_no_error_of_the_loop() -> None:
+    """The loop said of each "exception was never retrieved", with a traceback, in the api-server's log."""
+    said: list[str] = []
+
+    async def give_up() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["message"]))
+        go = threading.Event()
+
+        def call() -> None:
+            go.wait(30)
+            raise Unreachable("connection reset")
+
+        future = Flights().start("c", call)
+        assert not await landed(future, 0.05)
+        future.add_done_callback(lambda _: told.set())
+        go.set()
+        assert await asyncio.to_thread(told.wait, 30)
+        assert isinstance(future.exception(), Unreachable)
+
+    told = threading.Event()
+    asyncio.run(give_up())
+    gc.collect()
+    assert not said
 
 
 def test_a_look_that_could_not_begin_does_not_keep_the_next_from_it() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from module_clock import set_clock
 from overview_scene import cluster_queue, local_queue, planner_event, record, training, workload
 
 from kueue_integration import cli
@@ -181,7 +182,7 @@ def test_watching_without_a_terminal_prints_plain_reports_until_ctrl_c(
     kube: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = Pauses(3)
-    monkeypatch.setattr(top.time, "sleep", pauses)
+    set_clock(monkeypatch, top, sleep=pauses)
     done = run("--watch", "2")
     assert done.exit_code == 0 and pauses.seconds == [2.0, 2.0, 2.0]
     assert done.stdout.count("1 hold quota, 1 wait") == 3 and "\x1b" not in done.stdout
@@ -189,7 +190,7 @@ def test_watching_without_a_terminal_prints_plain_reports_until_ctrl_c(
 
 def test_watching_in_json_is_a_report_a_line(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = Pauses(2)
-    monkeypatch.setattr(top.time, "sleep", pauses)
+    set_clock(monkeypatch, top, sleep=pauses)
     done = run("--watch", "-o", "json")
     assert pauses.seconds == [top.EVERY_S] * 2
     assert [len(json.loads(line)["holders"]) for line in done.stdout.splitlines()] == [1, 1]
@@ -197,7 +198,7 @@ def test_watching_in_json_is_a_report_a_line(kube: FakeKube, monkeypatch: pytest
 
 def test_watching_rides_out_an_api_server_that_does_not_answer(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = Pauses(4)
-    monkeypatch.setattr(top.time, "sleep", pauses)
+    set_clock(monkeypatch, top, sleep=pauses)
     for _ in range(2):
         kube.fail_next("list", LOCAL_QUEUE, Unreachable("connection refused"))
     done = run("--watch", "5")
@@ -209,7 +210,7 @@ def test_watching_rides_out_an_api_server_that_does_not_answer(kube: FakeKube, m
 def test_a_terminal_is_drawn_anew(
     kube: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(top.time, "sleep", Pauses(2))
+    set_clock(monkeypatch, top, sleep=Pauses(2))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     cli.main(["top", "-w"], standalone_mode=False)
     shown = capsys.readouterr().out

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from kueue_samples import PLATFORM, job, workload
+from module_clock import set_clock
 
 from kueue_integration import cli, doctor
 from kueue_integration.cli import doctor as command
@@ -490,7 +491,7 @@ def test_jobs_that_do_not_run_have_no_hold_to_check(kube: FakeKube) -> None:
 # --- the command --------------------------------------------------------------------------------------------------
 def invoke(monkeypatch: pytest.MonkeyPatch, kube: FakeKube, *arguments: str) -> Result:
     monkeypatch.setattr(command, "open_cluster", lambda kubeconfig, context: kube)
-    monkeypatch.setattr(command.time, "time", lambda: NOW)
+    set_clock(monkeypatch, command, time=lambda: NOW)
     return CliRunner().invoke(cli.main, ["doctor", *arguments])
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from module_clock import set_clock
 
 from kueue_integration.contract import job_names
 from localcluster.errors import HostError
@@ -319,7 +320,7 @@ def test_a_process_of_crius_that_ends_a_moment_later_is_waited_for(
         if len(looks) == 2:
             shutil.rmtree(tmp_path / "13")
 
-    monkeypatch.setattr(privileges.time, "sleep", sleep)
+    set_clock(monkeypatch, privileges, sleep=sleep)
     privileges.check(0, tmp_path)
     assert len(looks) == 2
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_clock import set_clock
 
 from singularity_proxy.launcher.snapshot import page_disk
 from singularity_proxy.launcher.snapshot.page_disk import BLOCK, PageDisk
@@ -77,7 +78,7 @@ def test_a_busy_machine_makes_no_slow_disk(tmp_path: Path, monkeypatch: pytest.M
         return 1000.0 + seconds
 
     monkeypatch.setattr(page_disk, "SCHEDULED", statistics)
-    monkeypatch.setattr(page_disk.time, "monotonic", now)
+    set_clock(monkeypatch, page_disk, monotonic=now)
     assert page_disk._without_waits() == page_disk._without_waits() == 1000.0
     monkeypatch.setattr(page_disk, "SCHEDULED", tmp_path / "missing")
     assert page_disk._without_waits() == 1010.0
