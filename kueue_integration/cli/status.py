@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from singularity_proxy.protocol import decode
 
-from ..contract import job_names, kinds, progress_objects
 from ..errors import JobNotFoundError
-from ..jobs import lines
+from ..jobs import lines, listing
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..kube.api import Kube
-from ..kube.resources import POD, Object, selector
 from . import EXIT_FAILED, formats, tables
 from .chosen import names_argument
 from .common import cluster_options, open_cluster
 from .output import echo
-
-Shown = library.JobStatus | lines.JobLine
 
 
 @click.command()
@@ -100,45 +94,17 @@ def _texts(
         library.until_any_change(kube, namespace)
 
 
-def list_jobs(kube: Kube, namespace: str | None, labels: str | None = None, brief: bool = False) -> Sequence[Shown]:
+def list_jobs(
+    kube: Kube, namespace: str | None, labels: str | None = None, brief: bool = False
+) -> Sequence[lines.JobLine]:
     """Status of every managed job of `namespace` (None: of all), by name; no request of its own for any of them.
 
     :param brief: only what a line of the table shows, in a fraction of the time
     """
-    with _uncollected():
-        return _listed(kube, namespace, labels, lines.of_job if brief else library.summarise)
+    return listing.all_jobs(kube, namespace, labels, lines.of_job if brief else library.summarise)
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection: in a hundred megabytes of JSON, which has no cycles, it takes most of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _listed(kube: Kube, namespace: str | None, labels: str | None, of_job: Callable[..., Shown]) -> Sequence[Shown]:
-    jobs = progress_objects.all_shown(kube, namespace, kinds.list_managed(kube, namespace, labels))
-    if namespace is None:
-        jobs.sort(key=lambda job: (job["metadata"]["namespace"], kinds.job_key(job)))
-    pods: dict[tuple[str, str], list[Object]] = {}
-    for pod in kube.list(POD, namespace, selector({job_names.LABEL_MANAGED: "true"})):
-        meta = pod["metadata"]
-        pods.setdefault((meta["namespace"], meta["labels"].get(job_names.LABEL_JOB, "")), []).append(pod)
-    workloads = kube.workloads_by_job(namespace, jobs)
-    return [
-        of_job(
-            job,
-            workloads.get(job["metadata"]["uid"]),
-            pods.get((job["metadata"]["namespace"], kinds.job_key(job)), []),
-        )
-        for job in jobs
-    ]
-
-
-def _data(shown: Shown) -> dict[str, Any]:
+def _data(shown: lines.JobLine) -> dict[str, Any]:
     found: dict[str, Any] = decode.plain(shown)
     return found
 
@@ -149,7 +115,7 @@ def _show(shown: library.JobStatus, output: str) -> str:
     return shown.name if output == "name" else formats.shown("JobStatus", _data(shown), output)
 
 
-def _show_all(shown: Sequence[Shown], namespace: str | None, output: str) -> str:
+def _show_all(shown: Sequence[lines.JobLine], namespace: str | None, output: str) -> str:
     if output == "name":
         return "\n".join(one.name if namespace else f"{one.namespace}/{one.name}" for one in shown)
     if output not in ("table", "wide"):

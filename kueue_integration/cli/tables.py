@@ -46,7 +46,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def jobs_table(statuses: Sequence[JobStatus | JobLine], wide: bool = False, named: bool = False) -> str:
+def jobs_table(statuses: Sequence[JobLine], wide: bool = False, named: bool = False) -> str:
     """One line per job; `named`: with its namespace. `wide` shows what a JobLine does not have."""
     head = ["NAME", "PHASE", "QUEUE", "ATTEMPT", "PODS", "FLAVOR", "STEP", "MESSAGE"]
     rows = [
@@ -102,7 +102,7 @@ def _notes(entry: Mapping[str, Any]) -> list[str]:
     return notes + (["pinned"] if entry.get("pinned") and not holders else [])
 
 
-def place(where: JobStatus | JobLine | AttemptRecord) -> str:
+def place(where: JobLine | AttemptRecord) -> str:
     """The flavor, with the cluster before it where that is another one."""
     return f"{where.cluster}/{where.flavor}" if where.cluster else where.flavor
 

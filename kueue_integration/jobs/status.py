@@ -23,7 +23,8 @@ from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import JOB, Kind, label, selector
 from ..requests import periodic_checkpoints, save_time_estimate, user_requests
-from . import cost, loss_curve, lost_time, queue_position, unreadable
+from . import cost, lines, loss_curve, lost_time, queue_position, unreadable
+from .lines import JobLine, reached
 from .phase import Phase, classify, evictions, shortages
 from .queue_position import Position
 from .shortage import Shortage
@@ -43,30 +44,16 @@ MOST_WHY = 300
 
 
 @dataclass(frozen=True)
-class JobStatus:
+class JobStatus(JobLine):
     """One look at a job. Times are Unix seconds, `timings_s` seconds, one value per attempt that has both ends."""
 
-    namespace: str
-    name: str
     uid: str
-    phase: str
-    reason: str
-    message: str
-    queue: str
     priority_class: str
     identity: str
     hold: str
-    workers: int
     min_workers: int
     world_size: int
     """With the state engine: of the attempt that runs, else of one with all workers."""
-    attempt: int
-    """Current attempt, 0 before the first admission."""
-    pods: int
-    """Pods of the current attempt; 0 while it has none."""
-    flavor: str
-    step: int
-    """Step boundaries passed, 0 when none is known."""
     steps_lost: int
     """Steps that were run and had to be run again, over all attempts; those of `steps_given_up` too, once the job has
     gone on."""
@@ -107,8 +94,6 @@ class JobStatus:
     """The next periodic one, while the job trains; in the past: it is being asked for or saved."""
     phases: list[AttemptPhases] = field(default_factory=list)
     """How long saves and starts of the last attempts took, as their pods have told: what `trace` draws."""
-    cluster: str = ""
-    """The worker cluster that the current attempt runs in, where MultiKueue has moved the job there."""
     steps_given_up: int = 0
     """Steps that somebody has given up by going back to an older checkpoint."""
     rewinds: list[branches.Rewind] = field(default_factory=list)
@@ -125,10 +110,6 @@ class JobStatus:
     """Where its launcher's capabilities count: `userns` (in the pod only), `node`; "" if it has none."""
     privileges_why: str = ""
     """Why there; "" if nobody has chosen it."""
-
-    @property
-    def final(self) -> bool:
-        return Phase(self.phase).final
 
 
 def _why_level(job: Mapping[str, Any]) -> str:
@@ -153,36 +134,25 @@ def summarise(
     position: Position | None = None,
 ) -> JobStatus:
     """Pure part of `describe`."""
-    state = classify(workload, job, pods, position)
     attempts = attempt_records.history(job)
     saved = attempt_records.checkpoint(job)
     seen = attempt_records.progress(job)
     last = attempts[-1] if attempts else None
+    line = lines.of_job(job, workload, pods, position, attempt=lambda job: last)
     alive = last is not None and last.ended_by is None
     back = branches.rewinds(job)
     until = seen.at if seen is not None and last is not None and seen.attempt == last.attempt else 0.0
     spent = cost.of_history(attempts, until, alive)
     seen_job = Job.parse(job)
-    workers = readable_or(seen_job.workers_wanted, states.parallelism(job))
+    running = line.phase == Phase.RUNNING
     return JobStatus(
-        namespace=job["metadata"]["namespace"],
-        name=kinds.job_key(job),
+        **vars(line),
         uid=job["metadata"]["uid"],
-        phase=state.phase.value,
-        reason=state.reason,
-        message=state.message,
-        queue=label(job, job_names.KUEUE_QUEUE_LABEL) or "",
         priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL) or "",
         identity=label(job, job_names.LABEL_IDENTITY) or "",
         hold=seen_job.hold_word or job_names.HOLD_OFF,
-        workers=workers,
         min_workers=readable_or(seen_job.min_workers, None) or 0,
-        world_size=_world_size(seen_job, workers, last if alive else None),
-        attempt=readable_or(seen_job.attempt_shown, None) or 0,
-        pods=last.pods if last and alive else 0,
-        flavor=last.flavor if last and alive else "",
-        cluster=(last.cluster or "") if last and alive else "",
-        step=step(seen, saved, last, back),
+        world_size=_world_size(seen_job, line.workers, last if alive else None),
         steps_lost=attempt_records.all_steps_lost(attempts),
         seconds_lost=lost_time.of_job(job).total,
         saveable=saveable.current(job) if last is not None else None,
@@ -200,7 +170,7 @@ def summarise(
         workload=workload["metadata"]["name"] if workload else "",
         created_at=str(job["metadata"].get("creationTimestamp", "")),
         progress=_printed(seen, last),
-        saving=_saving(seen, last) if state.phase in (Phase.RUNNING, Phase.CHECKPOINTING) else {},
+        saving=_saving(seen, last) if running or line.phase == Phase.CHECKPOINTING else {},
         curve=loss_curve.points(job),
         queue_position=position,
         shortages=shortages(workload),
@@ -210,7 +180,7 @@ def summarise(
         broken_attempts=attempt_records.broken(job),
         infrastructure_retries=attempt_records.infrastructure_retries(job),
         checkpoint_every=seen_job.checkpoint_every or "",
-        next_checkpoint=periodic_checkpoints.plan(job) if state.phase is Phase.RUNNING else None,
+        next_checkpoint=periodic_checkpoints.plan(job) if running else None,
         estimated_save_s=save_time_estimate.of_attempts(attempts),
         warnings=[
             *save_time_estimate.warnings(save_time_estimate.of_attempts(attempts), save_time_estimate.limits_of(job)),
@@ -252,26 +222,6 @@ def _saving(seen: attempt_records.ProgressNote | None, last: AttemptRecord | Non
     return {"bytes_done": seen.bytes_done or 0, "bytes_total": seen.bytes_total}
 
 
-def step(
-    seen: attempt_records.ProgressNote | None,
-    saved: CheckpointRef | None,
-    last: AttemptRecord | None,
-    back: Sequence[branches.Rewind],
-) -> int:
-    """Steps that count: those of an attempt that was given up do not."""
-    start = saved.step if saved else 0
-    if last is not None and back and back[-1].attempt == last.attempt:
-        return start
-    at = seen.step if seen and not (last is not None and back and seen.attempt < last.attempt) else 0
-    return max(at, start, _reached(last))
-
-
-def _reached(record: AttemptRecord | None) -> int:
-    if record is None:
-        return 0
-    return (record.first_step or 0) if record.last_step is None else record.last_step + 1
-
-
 def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
     """Durations in seconds by name, one per attempt that has both ends in this order."""
     found: dict[str, list[float]] = {}
@@ -291,7 +241,7 @@ def _checkpoints(
     unusable = {r.id: r.passed_over for r in aside if r.passed_over}
     unusable |= {skipped.id: skipped.why for attempt in attempts for skipped in attempt.skipped}
     rows = [(r.id, r.attempt, r.step, r.created_at) for r in aside]
-    rows += [(a.checkpoint, a.attempt, _reached(a), a.committed_at or 0.0) for a in attempts if a.checkpoint]
+    rows += [(a.checkpoint, a.attempt, reached(a), a.committed_at or 0.0) for a in attempts if a.checkpoint]
     found: dict[str, dict[str, Any]] = {
         name: {"id": name, "attempt": attempt, "step": step, "committed_at": at}
         for name, attempt, step, at in sorted(rows, key=lambda row: (row[1], row[2]))
