@@ -63,6 +63,15 @@ class Paths:
     def log(self, rank: int) -> Path:
         return self.work(rank) / "stdout.log"
 
+    def outputs(self, rank: int) -> Path:
+        """What the rank's program leaves behind for others."""
+        return self.work(rank) / names.OUTPUTS_DIR
+
+    @property
+    def outputs_from(self) -> Path:
+        """State engine: what the ranks before had, where the rest of their images is fetched in parts."""
+        return self._below(names.IMAGE_DIR) / names.OUTPUTS_FROM
+
     def result(self, rank: int) -> Path:
         """Where the rank's program may leave what it returns."""
         return self.work(rank) / names.RESULT_FILE

@@ -28,7 +28,7 @@ from .paths import Paths
 from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
 from .refusal import Refusals
-from .snapshot import ended, image, standstill, views
+from .snapshot import ended, image, outputs, standstill, views
 from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
@@ -192,6 +192,8 @@ class Supervisor:
             r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r], see.get(r), LogRate(self.log_rate))
             for r in going.ranks
         }
+        if restored:
+            outputs.unpack(self.paths, plan, over)
         if restored and not going.ranks:
             ranks = {}
         elif restored:
@@ -240,7 +242,8 @@ class Supervisor:
             for rank in plan.ranks:
                 ranks[rank] = self.engine.rank(rank)
             for rank in plan.ranks:
-                cwd = environment.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""), self.user)
+                workdir = self.env.get(names.ENV_WORKDIR, "")
+                cwd = environment.prepare(self.paths, rank, workdir, self.user, plan.outputs)
                 own = argv != self.argv
                 env = environment.environment(self.env, plan, rank, self.paths, devices, own, elastic)
                 env.update(torchrun.environment(self.argv, rank, plan.world_size, self.env))
@@ -298,7 +301,7 @@ class Supervisor:
             return
         code = verdict.exit_code(self.codes, len(self.plan.ranks), self.lost, self.stopped)
         if code is not None:
-            if code or len(self.plan.ranks) == self.plan.world_size:
+            if code or (len(self.plan.ranks) == self.plan.world_size and not self.plan.outputs):
                 self.ended = code
             else:
                 self._wait_for_the_world()
@@ -332,7 +335,10 @@ class Supervisor:
         """A pod that has ended with 0 is never created again. If the ranks of another pod had to start again, they
         would wait for this pod's ranks for ever. So no pod ends with 0 before all can."""
         if self._told_finished is None:
-            say("all ranks of this pod have ended well; waiting for those of the other pods")
+            more = "; their outputs are stored once all have" if self.plan and self.plan.outputs else ""
+            say(f"all ranks of this pod have ended well; waiting for those of the other pods{more}")
+            for problem in outputs.hand_over(self.paths, self.plan) if self.plan else ():
+                say(problem)
         if self._told_finished is None or time.monotonic() - self._told_finished >= FINISHED_AGAIN_S:
             self._told_finished = time.monotonic()
             self.outbox.put(LauncherEvent("finished"))
@@ -392,6 +398,9 @@ class Supervisor:
             if self._told_finished is not None:
                 self.ended = 0
         else:
+            if command.message:
+                say(command.message)
+                memory.note(command.message, "platform")
             self.ended = command.exit_code or exit_codes.STOPPED
 
     def _ask_for(self, command: LauncherCommand) -> None:

@@ -23,6 +23,7 @@ Sidecar -> controller (HTTPS, bearer = projected service-account token with audi
     POST /v1/failure              200                CheckpointFailure
     POST /v1/damage               200                DamageReport: of any pod; the next attempt gets an older checkpoint
     POST /v1/trial                200                TrialReport
+    POST /v1/outputs?namespace=&job=&attempt=        200   StoredOutputs: all that the ranks left behind is at its URL
     POST /v1/result?namespace=&job=&attempt=         200   the JSON object that rank 0 has left (`names.ENV_RESULT`)
 
 Errors are `{"error": "sentence"}` with a 4xx or 5xx status.
@@ -213,6 +214,8 @@ class Plan:
     """... why not the processes, which go first."""
     ended: list[int] = field(default_factory=list)
     """restore: ranks of the world that had ended when the others were saved."""
+    outputs: bool = False
+    """The ranks get ENV_OUTPUTS. The launcher ends with 0 only when it is told to `finish`."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,8 @@ class LauncherCommand:
     ended: list[int] = field(default_factory=list)
     """`resume`: ranks of the world that have ended, so the others do not wait for them."""
     exit_code: int = 0
+    message: str = ""
+    """`exit`: why, for people."""
 
 
 PARTS_BYTES: Final = 16 << 20
@@ -373,6 +378,10 @@ class HelloReply:
     """Of a job that was forked from another one."""
     trial_after_s: Seconds | None = None
     """Seconds of training after which the attempt finds out whether it can be saved; None: it does not."""
+    outputs: str = ""
+    """URL to which what the ranks write to ENV_OUTPUTS is stored; "": the job has none."""
+    outputs_refused: str = ""
+    """Why nothing may be stored where the job asks for it."""
 
 
 Then = Literal["continue", "stay", "stop"]

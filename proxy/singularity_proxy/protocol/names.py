@@ -89,6 +89,8 @@ ENV_STATE_PARTS: Final = "SINGULARITY_STATE_PARTS"
 ENV_RESULT: Final = "SINGULARITY_RESULT_FILE"
 """Where the program may leave a JSON object (`messages.RESULT_BYTES`) before it ends well. That of rank 0 is written on
 the Job."""
+ENV_OUTPUTS: Final = "OUTPUTS"
+"""Folder whose files are stored at the job's URL for outputs once all ranks have ended well; not set: it has none."""
 ENV_DEVICE: Final = "SINGULARITY_DEVICE"
 """Name of the device that a rank is on, instead of its GPU's UUID: ranks with one name share a device, also without
 any GPU. For all ranks of a job or for none."""
@@ -134,6 +136,15 @@ RESULT_FILE: Final = "result.json"
 """In a rank's working directory, so that it travels: what ENV_RESULT names."""
 HANDED_RESULT_FILE: Final = "launcher/result.json"
 """In RUN_DIR: that of rank 0, once the rank has ended well; the sidecar brings it to the controller."""
+
+OUTPUTS_DIR: Final = "outputs"
+"""In a rank's working directory, so that it travels: what ENV_OUTPUTS names."""
+
+OUTPUTS_TAR: Final = "outputs.tar"
+"""In a rank's image: that folder, where the rank's working directory does not travel."""
+
+OUTPUTS_FROM: Final = ".outputs"
+"""Below IMAGE_DIR, state engine: `rank-<r>/OUTPUTS_TAR` of the checkpoint that the ranks begin with."""
 
 PARTS_FILE: Final = "parts.sock"
 """In RUN_DIR, state engine: where ranks ask the sidecar for parts of the checkpoint that they begin with."""

@@ -75,6 +75,11 @@ class Config:
         return self.run_dir / names.HANDED_RESULT_FILE
 
     @property
+    def work_dir(self) -> Path:
+        """Folders of the ranks; mounted only where the job has outputs."""
+        return self.root / Path(names.WORK_DIR).relative_to(names.ROOT)
+
+    @property
     def image_dir(self) -> Path:
         return self.root / Path(names.IMAGE_DIR).relative_to(names.ROOT)
 

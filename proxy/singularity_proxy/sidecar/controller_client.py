@@ -31,6 +31,7 @@ from ..protocol.messages import (
     from_json,
     to_json,
 )
+from ..protocol.outputs import StoredOutputs
 from .config import Config
 
 T = TypeVar("T")
@@ -142,6 +143,12 @@ class Controller:
         c = self._config
         query = {"namespace": c.namespace, "job": c.job, "attempt": str(c.attempt)}
         await self._retry("POST", "/v1/result", deadline, lambda: text, query)
+
+    async def outputs(self, stored: StoredOutputs, deadline: float) -> None:
+        """The outputs are complete. Raises StaleAttemptError, ControllerError at the deadline."""
+        c = self._config
+        query = {"namespace": c.namespace, "job": c.job, "attempt": str(c.attempt)}
+        await self._retry("POST", "/v1/outputs", deadline, lambda: to_json(stored), query)
 
     async def _retry(
         self, method: str, path: str, deadline: float, body: Callable[[], str], query: dict[str, str] | None = None

@@ -30,6 +30,7 @@ from . import hardware, restore, state_machine
 from .config import Config
 from .controller_client import Controller
 from .mesh import IDLE_HOLD_S, PACE_S
+from .outputs import OutputsOfJob
 from .peers import Directive, PodReport
 from .pod import Pod, resume_port
 from .retention import needs, superseded
@@ -56,6 +57,7 @@ class Leader:
         nonce: str = "",
         committed: Sequence[CheckpointRef] = (),
         origin: Origin | None = None,
+        outputs: str = "",
     ) -> None:
         self._origin = origin
         self._committed = [*committed]
@@ -67,6 +69,11 @@ class Leader:
         overlaps, apart = config.engine == names.ENGINE_STATE, config.engine == names.ENGINE_PROCESS
         world = config.workers, config.world_size
         self.state = State(config.job, config.attempt, *world, nonce, overlaps=overlaps, apart=apart)
+        self.outputs: OutputsOfJob | None = None
+        if outputs:
+            told = self._standing, self._outputs_turned, self.stale
+            self.outputs = OutputsOfJob(config, outputs, controller, *told)
+            self.state = replace(self.state, storing=True)
         self.heard: dict[int, Heard] = {}
         self.directive = Directive(op="run", version=1)
         self.news = asyncio.Event()
@@ -147,7 +154,19 @@ class Leader:
             report = replace(report, occupied=before.report.occupied)  # a sidecar that was restarted does not know it
         self.heard[report.index] = Heard(replace(report, images=None), time.monotonic())
         self._observe()
+        if self.outputs is not None:
+            self.outputs.see({index: item.report for index, item in self.heard.items()})
         self.news.set()
+
+    def _standing(self) -> tuple[int, str]:
+        """Steps that are done, and the last checkpoint."""
+        step = max((view.count for view in state_machine.world(self.state, self.heard)), default=0)
+        return step, self._committed[0].id if self._committed else ""
+
+    def _outputs_turned(self) -> None:
+        stored = self.outputs is not None and self.outputs.stored
+        self._move(replace(self.state, storing=self.state.storing and not stored))
+        self._observe()
 
     def _observe(self, was: str = "") -> None:
         """`was`: the phase before, where that is over already."""
@@ -176,6 +195,8 @@ class Leader:
         if len(self.heard) == state.workers:
             now = replace(now, addresses=[self.heard[index].report.address for index in range(state.workers)])
         now = replace(now, through=agreed(self.heard, state.workers), weigh=self._weigh)
+        if self.outputs is not None:
+            now = replace(now, outputs=self.outputs.skipped, unstored=self.outputs.unstored)
         if replace(now, version=self.directive.version) != self.directive:
             self.directive = replace(now, version=self.directive.version + 1)
             turned, self._turned = self._turned, asyncio.Event()

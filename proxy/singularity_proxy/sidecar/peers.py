@@ -14,6 +14,7 @@ from typing import Literal
 from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
 from ..protocol.messages import AnyId, Gpus, Occupied, SaveCause, Through, Weight
+from ..protocol.outputs import LeftOut, OutputFile
 from ..protocol.phases import SavePhases, StartPhases
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
@@ -36,6 +37,31 @@ class Tried:
     generation: int
     problem: str = ""
     cause: SaveCause = ""
+
+
+@dataclass(frozen=True)
+class Unstored:
+    """Why outputs were not stored, and with which code the pods end for it."""
+
+    why: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class PodOutputs:
+    """How far a pod has come with what its ranks wrote to `$OUTPUTS`."""
+
+    listed: bool = False
+    files: list[OutputFile] | None = None
+    """As long as the leader has not said which of them count."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    stored: bool = False
+    unstored: Unstored | None = None
+    """It was given up."""
+    failing: str = ""
+    """Why it has not succeeded yet."""
+    bytes_done: int = 0
+    bytes_total: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +115,8 @@ class PodReport:
     """Engine `both`, before a restore: what this pod can go on from."""
     why: str = ""
     """... why not from the processes."""
+    outputs: PodOutputs | None = None
+    """None: the job has none."""
 
 
 @dataclass(frozen=True)
@@ -144,4 +172,8 @@ class Directive:
     """Why this world cannot end well any more: pods that wait for its end leave, without counting as complete."""
     through: Through | None = None
     """Engine `both`: what all pods of this attempt go on from; None until each has said what it can."""
+    outputs: list[LeftOut] | None = None
+    """What of the ranks' outputs is not stored. All else is, once this is there."""
+    unstored: Unstored | None = None
+    """`run`: the ranks have ended well, and their outputs were not stored. All pods end."""
     version: int = 0

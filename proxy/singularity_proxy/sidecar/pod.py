@@ -26,7 +26,8 @@ from ..store import Arena, PagesSocket, Store, Trust, memory
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
-from .peers import Directive, PodReport, RankWords, Stop, Tried
+from .outputs import OutputsOfPod
+from .peers import Directive, PodReport, RankWords, Stop, Tried, Unstored
 from .pod_phases import PodPhases
 
 MARGIN_S: Final = 4.0
@@ -60,6 +61,7 @@ class Pod:
     :param phases: of this pod's start, which has begun
     :param restore_failed: called with why the launcher has not restored the ranks, and whether that passes
     :param trust: which packs its uploads rely on; None: all of the job's folder
+    :param outputs: URL for what the ranks write to `$OUTPUTS`; "": the job has none
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Pod:
         phases: PodPhases | None = None,
         restore_failed: Callable[[str, bool], None] = lambda why, passes: None,
         trust: Trust | None = None,
+        outputs: str = "",
     ) -> None:
         self._trust = trust
         self._arena = Arena(config.memory) if config.memory and config.engine != names.ENGINE_STATE else None
@@ -85,6 +88,7 @@ class Pod:
         self._leader_ip = leader_ip
         self._first_step = first_step
         self.changed = asyncio.Event()
+        self.outputs = OutputsOfPod(config, outputs, self.changed.set) if outputs else None
         self._heard = asyncio.Event()
         self._agreed = asyncio.Event()
         """The directive says what all pods go on from."""
@@ -173,6 +177,7 @@ class Pod:
             save=self._phases.save,
             through=self._through,
             why=self._why,
+            outputs=None if self.outputs is None else self.outputs.report(),
         )
 
     def can_go_on(self, through: Through, why: str) -> None:
@@ -289,6 +294,8 @@ class Pod:
                 self._broken = self._broken or ended
         elif event.kind == "finished":
             self._done = True
+            if self.outputs is not None:
+                self.outputs.ranks_ended()
         elif event.kind == "terminating" and self._terminating_at is None:
             self._terminating_at = time.monotonic() + max(0.0, event.grace_s - MARGIN_S)
         self.changed.set()
@@ -401,12 +408,16 @@ class Pod:
             await self._start_saving(directive)
         elif directive.op == "run" and not directive.acquired:
             self._page.withdraw()
+        if self.outputs is not None:
+            self.outputs.choose(directive.outputs)
         terminating = self._terminating_at is not None
         unsaved = directive.op == "run" and self._config.index in directive.unsaved
         if directive.op == "finish":
             await self._finish()
         elif directive.op == "exit" or (terminating and (directive.op == "stop" or unsaved)):
             await self._exit()
+        elif self._done and directive.unstored is not None:
+            await self._unstored(directive.unstored)
         elif self._done and directive.broken:
             await self._leave(directive.broken)
 
@@ -546,6 +557,13 @@ class Pod:
         if not self._exit_sent:
             log.warning("the ranks here have ended well, but not all of their world can: %s", why)
         await self._exit()
+
+    async def _unstored(self, unstored: Unstored) -> None:
+        """The training is over, and the work since its last checkpoint is done again only to store what it left."""
+        saved = self.directive.checkpoint_id or self._config.checkpoint
+        kept = f"checkpoint {saved} has what was written up to it" if saved else "no checkpoint has them"
+        why = f"the program has ended well, but its outputs could not be stored: {unstored.why}; {kept}"
+        await self._last_word(LauncherCommand(seq=0, op="exit", exit_code=unstored.exit_code, message=why))
 
     async def _exit(self) -> None:
         await self._last_word(LauncherCommand(seq=0, op="exit", exit_code=exit_codes.STOPPED))

@@ -29,9 +29,10 @@ def store_of(config: Config) -> Store:
     return Store(config.store, keys=NamespaceKeys(config.store_keys) if config.store_keys else None)
 
 
-def fresh_plan(config: Config, leader_ip: str) -> Plan:
+def fresh_plan(config: Config, leader_ip: str, outputs: bool = False) -> Plan:
     """Start from the beginning."""
-    return Plan("fresh", config.attempt, config.world_size, config.ranks, leader_ip, names.MASTER_PORT)
+    place = leader_ip, names.MASTER_PORT
+    return Plan("fresh", config.attempt, config.world_size, config.ranks, *place, outputs=outputs)
 
 
 def maker(config: Config, origin: Origin | None, checkpoint: str) -> str:
@@ -63,6 +64,7 @@ async def restore_plan(
     agree: Agree | None = None,
     server: PartsServer | None = None,
     meet: Meet | None = None,
+    outputs: bool = False,
 ) -> Plan:
     """Check the manifest, fetch the images that this pod needs, verified.
 
@@ -101,8 +103,11 @@ async def restore_plan(
         checkpoint_id=ref.id,
         through=through,
         why=why if through == "state" else "",
+        outputs=outputs,
     )
     if server is not None and await _fetched_ahead(config, manifest, server):
+        if outputs:
+            await asyncio.to_thread(_fetch_outputs, config, store, manifest)
         log.info("fetched what all ranks need of %s in %.1f s", ref.id, time.monotonic() - started)
         return plan
     folder = config.image_dir / ref.id
@@ -141,9 +146,20 @@ async def _fetched_ahead(config: Config, manifest: Manifest, server: PartsServer
     return True
 
 
+def _fetch_outputs(config: Config, store: Store, manifest: Manifest) -> None:
+    """What the ranks of this pod take over of `$OUTPUTS`, as the launcher divides it. Raises ProxyError."""
+    folder = config.image_dir / names.OUTPUTS_FROM
+    shutil.rmtree(folder, ignore_errors=True)
+    having = [image.rank for image in manifest.ranks if names.OUTPUTS_TAR in (file.path for file in image.files)]
+    targets = {rank: folder / f"rank-{rank}" for rank in having if rank % config.world_size in config.ranks}
+    if targets:
+        room = image_room.of(config.image_dir, config.image_room)
+        store.fetch_ranks(manifest, targets, room=room, wanted=lambda path: path == names.OUTPUTS_TAR)
+
+
 def _has_ended(image: RankImage) -> bool:
-    """The rank had ended when the others were saved: nothing of it is left but that."""
-    return [file.path for file in image.files] == [names.ENDED_FILE]
+    """The rank had ended when the others were saved: nothing of it is left but that, and its outputs."""
+    return names.ENDED_FILE in (file.path for file in image.files)
 
 
 def _part(engine: str, through: Through) -> Callable[[str], bool]:

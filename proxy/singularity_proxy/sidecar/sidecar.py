@@ -24,8 +24,9 @@ from ..protocol.messages import (
     to_json,
 )
 from ..store import Store
+from ..store.outputs import Outputs
 from ..store.trust import of_attempt
-from . import restore, trial
+from . import outputs, restore, trial
 from .barrier_page import BarrierPage
 from .config import Config
 from .controller_client import Controller
@@ -94,10 +95,13 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         if reply.finished:
             await _complete(config, api, beside_ranks(config, barrier), stop)
             return
+        url = reply.outputs
         first_step = reply.checkpoint.step if reply.checkpoint else 0
         failures = _Failures(config, controller, reply.checkpoint)
         trust = of_attempt(reply.peer_key, restore.own(config, reply))
-        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell, trust)
+        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell, trust, url)
+        if pod.outputs is not None:
+            stack.push_async_callback(pod.outputs.close)
         deliver.append(pod)
         for event in early:
             pod.on_event(event)
@@ -115,7 +119,9 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         reporter: Reporter | None = None
         result: ResultBringer | None = None
         if config.leader:
-            leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed, reply.origin)
+            leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed, reply.origin, url)
+            if leader.outputs is not None:
+                stack.push_async_callback(leader.outputs.close)
             newest, reached = max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request
             leader.continue_after(newest, reached, barrier.ended(config.world_size))
             reporter = Reporter(config, controller, leader, pod, first_step, reply.checkpoint is not None)
@@ -146,7 +152,11 @@ async def _join(
             # Read before the controller confirms that this attempt is the current one. So these uploads are of earlier
             # attempts, which cannot commit any more. Uploads that come later are of this attempt, or of a later one.
             ended = await asyncio.to_thread(store.uploads, config.namespace, config.job) if config.leader else []
-            return await controller.hello(time.monotonic() + HELLO_S, restarted), ended
+            reply = await controller.hello(time.monotonic() + HELLO_S, restarted)
+            url = outputs.place_of(reply)
+            if url and config.leader and not restarted:
+                await asyncio.to_thread(Outputs(url).probe)
+            return reply, ended
         except ProxyError as error:
             if not error.passes or api.asked:
                 raise
@@ -232,13 +242,13 @@ async def _plan(
         )
     if ref is None:
         phases.planned()
-        _publish(config, api, restore.fresh_plan(config, reply.leader_ip))
+        _publish(config, api, restore.fresh_plan(config, reply.leader_ip, bool(reply.outputs)))
         return
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
             place = reply.leader_ip, ref, reply.origin
-            plan = await restore.restore_plan(config, *place, pod.agree, server, pod.meeting_place)
+            plan = await restore.restore_plan(config, *place, pod.agree, server, pod.meeting_place, bool(reply.outputs))
             phases.planned()
             _publish(config, api, plan)
             return

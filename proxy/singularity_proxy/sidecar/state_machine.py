@@ -115,6 +115,8 @@ class State:
     unsaved: frozenset[int] = frozenset()
     broken: str = ""
     """Why not every rank of this world can end with 0 any more."""
+    storing: bool = False
+    """Once all ranks have ended, their outputs are stored: no pod ends before."""
 
     @property
     def generation(self) -> int:
@@ -351,7 +353,7 @@ def _terminating(state: State, heard: Mapping[int, Heard], now: float) -> State:
 
 def _run(state: State, heard: Mapping[int, Heard], now: float) -> State:
     reports = [item.report for item in heard.values()]
-    if len(reports) == state.workers and all(r.done for r in reports):
+    if len(reports) == state.workers and all(r.done for r in reports) and not state.storing:
         return replace(state, phase="finished", broken="")
     failed = next((f"pod {r.index}: {r.broken}" for r in reports if r.broken), "")
     gone = [index for index, item in heard.items() if now - item.at > GONE_S]

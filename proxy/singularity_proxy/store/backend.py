@@ -35,6 +35,9 @@ SUPPORTED: Final = "file://, gs://, s3://, az:// or memory://"
 PATIENCE_S: Final = 120.0
 FIRST_TRY_S: Final = 20.0
 """How long the first try of an operation over the network may take; each further one may take twice as long."""
+SLOWEST: Final = 1 << 20
+"""Bytes per second: a file that comes slower over the network is sent again."""
+_PIECE: Final = 8 << 20
 CLIENT: Final = "SINGULARITY_STORE_CLIENT"
 """Variable; `fsspec`: object stores are asked by fsspec's file systems, and not by obstore."""
 _LASTING: Final = {
@@ -133,6 +136,20 @@ class Backend:
                     raise StoreError(f"store {self.url}: {relative} is there with other content, and stays") from error
 
         self._guard(f"write {relative}", create if new else put)
+
+    def write_file(self, relative: str, source: int, size: int) -> None:
+        """Write a whole file from a descriptor, as `write` does, without having all of it in memory. Raises StoreError.
+
+        What lies in a folder is for all to read, as umask and ACL let them: it is no part of a checkpoint.
+        """
+
+        def put(limit: float) -> None:
+            if self.local:
+                _copy_local(Path(self.path(relative)), source)
+            else:
+                self._answer(self.files.put_file(self.path(relative), source, size), limit + size / SLOWEST)
+
+        self._guard(f"write {relative}", put)
 
     def read(self, relative: str, most: int | None = None) -> bytes | None:
         """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
@@ -259,7 +276,29 @@ def _write_local(root: Path, relative: str, data: bytes | memoryview, check: Cal
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync_folder(path.parent)
+
+
+def _copy_local(path: Path, source: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "xb") as target:
+            at = 0
+            while piece := os.pread(source, _PIECE, at):
+                target.write(piece)
+                at += len(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:

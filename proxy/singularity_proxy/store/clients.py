@@ -34,6 +34,9 @@ class Files(Protocol):
     async def put(self, path: str, data: bytes | memoryview, new: bool) -> None:
         """Write a whole file. `new`: FileExistsError if it exists; NotImplementedError where the store cannot say."""
 
+    async def put_file(self, path: str, source: int, size: int) -> None:
+        """Write a whole file from a descriptor that can be read at any place, without having all of it in memory."""
+
     async def get(self, path: str, begin: int | None, end: int | None) -> bytes:
         """Bytes `begin` to `end`, fewer where the file ends."""
 
@@ -65,6 +68,10 @@ class FsspecFiles:
             if new and "NotImplemented" in f"{type(error)} {error}":
                 raise NotImplementedError(str(error)) from error
             raise
+
+    async def put_file(self, path: str, source: int, size: int) -> None:
+        """See `Files`."""
+        await self._call("put_file", f"/proc/self/fd/{source}", path)
 
     async def get(self, path: str, begin: int | None, end: int | None) -> bytes:
         """See `Files`."""

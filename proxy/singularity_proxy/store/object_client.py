@@ -64,6 +64,19 @@ class ObjectFiles:
         except Exception as error:
             raise _plain(error) from error
 
+    async def put_file(self, path: str, source: int, size: int) -> None:
+        """See `Files`."""
+        if size <= PART:
+            await self.put(path, os.pread(source, size, 0), new=False)
+            return
+        pieces = (os.pread(source, PART, at) for at in range(0, size, PART))
+        try:
+            await self._obstore.put_async(
+                self._store, self._key(path), pieces, use_multipart=True, chunk_size=PART, max_concurrency=_AT_A_TIME
+            )
+        except Exception as error:
+            raise _plain(error) from error
+
     async def get(self, path: str, begin: int | None, end: int | None) -> bytes:
         """See `Files`."""
         first = begin or 0

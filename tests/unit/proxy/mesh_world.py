@@ -56,6 +56,7 @@ from singularity_proxy.protocol.messages import (
     from_json,
     to_json,
 )
+from singularity_proxy.protocol.outputs import StoredOutputs
 from singularity_proxy.protocol.phases import SavePhases, StartPhases
 from singularity_proxy.sidecar.config import Config
 from singularity_proxy.sidecar.sidecar import run
@@ -128,6 +129,11 @@ class FakeController:
         self.results: list[tuple[dict[str, str], str]] = []
         self.result_errors: list[int] = []
         """Status codes of the next answers to a result."""
+        self.outputs = self.outputs_refused = ""
+        """The job's URL for outputs, and why it may not have it."""
+        self.stored: list[StoredOutputs] = []
+        self.outputs_errors: list[int] = []
+        """Status codes of the next answers to the news that they are stored."""
         self.next_checkpoint: list[CheckpointRef | None] = []
         """What the next attempt is given instead, once a pod has found damage."""
         self.commit_errors = 0
@@ -158,6 +164,7 @@ class FakeController:
         app.router.add_post("/v1/damage", self._damage)
         app.router.add_post("/v1/trial", self._trial)
         app.router.add_post("/v1/result", self._result)
+        app.router.add_post("/v1/outputs", self._outputs)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         port = free_port()
@@ -204,6 +211,7 @@ class FakeController:
 
     def _reply(self) -> str:
         reply = HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed, origin=self.origin)
+        reply = replace(reply, outputs=self.outputs, outputs_refused=self.outputs_refused)
         return to_json(replace(reply, trial_after_s=self.trial_after_s))
 
     async def heard(self, seq: int) -> None:
@@ -261,6 +269,12 @@ class FakeController:
         if self.result_errors:
             return web.json_response({"error": "not now"}, status=self.result_errors.pop(0))
         self.results.append((dict(request.query), await request.text()))
+        return web.json_response({})
+
+    async def _outputs(self, request: web.Request) -> web.Response:
+        if self.outputs_errors:
+            return web.json_response({"error": "not now"}, status=self.outputs_errors.pop(0))
+        self.stored.append(from_json(StoredOutputs, await request.text()))
         return web.json_response({})
 
     def next_attempt(self) -> None:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,44 @@ def test_a_result_travels_with_its_rank(run: Make) -> None:
     second = run("second", restore([0], 1), counter(), before=lambda pod: pod.bring(first, "c", 0))
     counts_on(second, at)
     assert (second.volumes / "run" / names.HANDED_RESULT_FILE).read_text() == '{"value":7}'
+
+
+def test_outputs_travel_and_are_handed_over_before_the_pod_ends(run: Make) -> None:
+    """Written before the move by a user who lets nobody read it; the sidecar, which has no capability, reads it after
+    the end, and the container ends only when it is told to."""
+    extra = """o=os.environ["OUTPUTS"];os.umask(0o077);os.mkdir(o+"/deep");open(o+"/deep/model","w").write("7")"""
+    user = {names.ENV_RUN_AS: "1000:1001:"}
+    first = run("first", replace(fresh([0], 1), outputs=True), counter(extra=extra), env=user)
+    dumped = dump(first, [0])
+    assert dumped.kind == "dumped", dumped.message
+    at = numbers(first.work(0) / "cwd/numbers")[-1]
+    first.terminate()
+    first.wait_event("terminating")
+    first.sidecar.command("exit")
+    assert first.wait() == 143
+    plan = replace(restore([0], 1), outputs=True)
+    second = run("second", plan, counter(), env=user, before=lambda pod: pod.bring(first, "c", 0))
+    second.wait_event("restored")
+    path = second.work(0) / "cwd/numbers"
+    until(lambda: numbers(path)[-1] > at + 100, "it counts on", second)
+    (path.parent / "end").touch()
+    second.wait_event("finished")
+    made = second.work(0) / names.OUTPUTS_DIR / "deep/model"
+    assert made.read_text() == "7"
+    for each in (made, made.parent, made.parent.parent):
+        state = each.stat()
+        assert state.st_uid == 0 and state.st_mode & stat.S_IRUSR, f"{each} is not for root without capabilities"
+    assert second.wait() == 0 and "command finish" in second.log()
+
+
+def test_outputs_that_are_not_stored_are_the_last_words(run: Make) -> None:
+    script = "open(__import__('os').environ['OUTPUTS']+'/model','w').write('1')"
+    before = lambda p: setattr(p.sidecar, "world_ends", False)  # noqa: E731
+    pod = run("pod", replace(fresh([0], 1), outputs=True), ["python3", "-c", script], before=before)
+    pod.wait_event("finished")
+    pod.sidecar.command("exit", exit_code=exit_codes.PROTOCOL, message="the outputs could not be stored: no space")
+    assert pod.wait() == exit_codes.PROTOCOL, pod.log()
+    assert pod.said().text == "the outputs could not be stored: no space" and pod.said().cause == "platform"
 
 
 def test_what_a_training_function_returns_with_torch(run: Make, torch_env: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from singularity_proxy.launcher.ranks import environment
 from singularity_proxy.launcher.ranks.plain import PlainRank
 from singularity_proxy.launcher.ranks.user import User
 from singularity_proxy.launcher.signals import pass_on
-from singularity_proxy.launcher.snapshot import engines
+from singularity_proxy.launcher.snapshot import ended as ended_ranks
+from singularity_proxy.launcher.snapshot import engines, outputs
 from singularity_proxy.launcher.snapshot.engine import ProcessEngine
 from singularity_proxy.launcher.snapshot.page_nowhere import Nowhere
 from singularity_proxy.launcher.snapshot.rank_dump import Order
@@ -260,3 +262,56 @@ def test_the_library_is_there_without_torch_being_imported(tmp_path: Path, agent
     env = {"PYTHONPATH": str(agent_lib), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
     assert (agent_lib / "singularity_train/attach.py").exists()
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+def test_outputs_of_more_ranks_go_to_those_that_are_left(tmp_path: Path) -> None:
+    """Without the folder of a rank, which does not travel: what several had of one name is the lowest rank's."""
+    before, after = Paths(tmp_path / "before"), Paths(tmp_path / "after")
+    for rank in range(4):
+        folder = before.outputs(rank)
+        (folder / "shards").mkdir(parents=True)
+        (folder / "shards" / str(rank)).write_text(str(rank))
+        (folder / "last").write_text(str(rank))
+        after.image("c", rank).mkdir(parents=True)
+        outputs.pack(before, rank, after.image("c", rank))
+    beside = after.image("c", 3) / names.STATE_PART  # engine `both`
+    beside.mkdir()
+    (after.image("c", 3) / names.OUTPUTS_TAR).rename(beside / names.OUTPUTS_TAR)
+    plan = Plan("restore", 2, 2, [0], "", 1, checkpoint_id="c", through="state", outputs=True)
+    outputs.unpack(after, plan)
+    assert sorted(path.name for path in (after.outputs(0) / "shards").iterdir()) == ["0", "2"]
+    assert (after.outputs(0) / "last").read_text() == "0" and not after.outputs(1).exists()
+    outputs.unpack(after, replace(plan, ranks=[1]))
+    assert sorted(path.name for path in (after.outputs(1) / "shards").iterdir()) == ["1", "3"]
+
+
+def test_outputs_of_images_that_are_fetched_in_parts_come_beside_them(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    paths.outputs(0).mkdir(parents=True)
+    (paths.outputs(0) / "model").write_text("7")
+    (paths.outputs_from / "rank-0").mkdir(parents=True)
+    outputs.pack(paths, 0, paths.outputs_from / "rank-0")
+    shutil.rmtree(paths.outputs(0))
+    outputs.unpack(paths, Plan("restore", 2, 1, [0], "", 1, checkpoint_id="c", through="state", outputs=True))
+    assert (paths.outputs(0) / "model").read_text() == "7" and not paths.outputs_from.exists()
+
+
+def test_a_rank_without_outputs_has_no_archive(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    outputs.pack(paths, 0, tmp_path)
+    paths.outputs(0).mkdir(parents=True)
+    outputs.pack(paths, 0, tmp_path)
+    assert not (tmp_path / names.OUTPUTS_TAR).exists()
+
+
+def test_outputs_of_a_rank_that_had_ended_are_kept_with_it(tmp_path: Path) -> None:
+    paths, plan = Paths(tmp_path), Plan("restore", 2, 2, [0, 1], "", 1, checkpoint_id="c", outputs=True)
+    paths.outputs(1).mkdir(parents=True)
+    (paths.outputs(1) / "model").write_text("7")
+    paths.run.mkdir(parents=True)
+    (paths.run / names.PAGE_FILE).write_bytes(bytes(1 << 16))
+    ended_ranks.save(paths, "c", 1)
+    shutil.rmtree(paths.outputs(1))
+    outputs.unpack(paths, plan, ended_ranks.among(plan, paths))
+    assert (paths.outputs(1) / "model").read_text() == "7"

@@ -94,6 +94,8 @@ def environment(
             "PYTHONUNBUFFERED": "1",
         }
     )
+    if plan.outputs:
+        env[names.ENV_OUTPUTS] = str(paths.outputs(rank))
     alone = plan.world_size == 1 and not devices and not elastic
     if alone:
         # Processes that meet within this slot use addresses that exist in every pod.
@@ -132,11 +134,11 @@ def pod_values(base: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in base.items() if k.startswith("SINGULARITY_") and k not in kept}
 
 
-def prepare(paths: Paths, rank: int, workdir: str, whom: User | None = None) -> Path:
+def prepare(paths: Paths, rank: int, workdir: str, whom: User | None = None, outputs: bool = False) -> Path:
     """Make the rank's directories, copy the user's files, return the directory to start in. Raises CommandError."""
     work = paths.work(rank)
     cwd = work / "cwd"
-    for folder in (paths.control(rank), work / "tmp", cwd):
+    for folder in (paths.control(rank), work / "tmp", cwd, *([paths.outputs(rank)] if outputs else ())):
         folder.mkdir(parents=True, exist_ok=True)
     if paths.source.is_dir():
         # A ConfigMap volume shows its files as links into a folder `..data`: copy what they point at.

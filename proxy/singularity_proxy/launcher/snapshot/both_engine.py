@@ -19,7 +19,7 @@ from ..errors import DumpError, RestoreError
 from ..laps import Laps
 from ..paths import Paths
 from ..ranks.slot import Slot
-from . import rank_dump
+from . import outputs, rank_dump
 from .engine import ProcessEngine
 from .rank_dump import Order
 from .restore import Say
@@ -86,7 +86,9 @@ class BothEngine(ProcessEngine):
         for number, saved in aside.items() if all(path.is_dir() for path in aside.values()) else ():
             _check(number, saved)
             if order.trial is None:
-                shutil.copytree(saved, self._paths.image(order.checkpoint_id, number) / names.STATE_PART)
+                state = self._paths.image(order.checkpoint_id, number) / names.STATE_PART
+                shutil.copytree(saved, state)
+                outputs.pack(self._paths, number, state)
         laps.end("dump")
         return told
 

@@ -1,6 +1,6 @@
 """Ranks that had ended when the others were saved. All that is kept of such a rank is that, and its last step.
 
-Its output has been shown, and nobody reads its files any more.
+Its output has been shown, and nobody reads its files any more, but for those that it leaves for others (`$OUTPUTS`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ...protocol.messages import Plan
 from .. import pagewords
 from ..errors import RestoreError
 from ..paths import Paths
+from . import outputs
 
 LARGEST = 1 << 16
 
@@ -40,6 +41,7 @@ def save(paths: Paths, checkpoint: str, rank: int) -> None:
     folder.mkdir(parents=True)
     record = EndedRank(rank, pagewords.read(paths.run, rank, page.R_COUNT))
     (folder / names.ENDED_FILE).write_text(json.dumps(asdict(record)))
+    outputs.pack(paths, rank, folder)
 
 
 def among(plan: Plan, paths: Paths) -> dict[int, int]:

@@ -21,7 +21,7 @@ from ..laps import Laps
 from ..paths import Paths
 from ..ranks import environment, process_scan
 from ..ranks.plain import PlainRank
-from . import rank_dump
+from . import outputs, rank_dump
 from .engine import WEIGHED
 from .image import RECORD
 from .rank_dump import Order
@@ -111,6 +111,7 @@ class StateEngine:
             try:
                 (saved / RECORD).write_text(json.dumps({"engine": names.ENGINE_STATE, "rank": number, "step": step}))
                 saved.rename(image)
+                outputs.pack(self._paths, number, image)
             except OSError as error:
                 raise DumpError(f"rank {number} says that its state is saved, but it is not there: {error}") from None
         laps.end("dump")
