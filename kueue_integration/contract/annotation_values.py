@@ -110,12 +110,8 @@ def messages(owner: Owner, name: str, cls: type[T]) -> list[T] | Unreadable:
 
 def last_message(owner: Owner, name: str, cls: type[T]) -> T | Unreadable | None:
     """The last of a list of dataclasses in JSON; None if there is none. Nobody reads the others, nothing is kept."""
-    found = value(owner, name)
-    if found is None or isinstance(found, Unreadable):
-        return found
-    if not isinstance(found, list):
-        return Unreadable(f"list of {cls.__name__}: expected a JSON list, got {type(found).__name__}")
-    return decode.typed(cls, found[-1]) if found else None
+    text = annotation(owner, name)
+    return decode.last_message(cls, text, MAX_TEXT) if text else None
 
 
 def value(owner: Owner, name: str) -> Any:

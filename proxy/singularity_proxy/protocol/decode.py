@@ -156,6 +156,23 @@ def messages(cls: type[T], text: object, most_bytes: int = MAX_BYTES) -> list[T]
     return Unreadable(f"list of {cls.__name__}: {data.why}") if isinstance(data, Unreadable) else listed(cls, data)
 
 
+def last_message(cls: type[T], text: str, most_bytes: int = MAX_BYTES) -> T | Unreadable | None:
+    """The last of a list of dataclasses from JSON text; None if it has none.
+
+    Nobody reads the others: they need not be what they should, and reading them as closely takes most of the time.
+    """
+    where = f"list of {cls.__name__}"
+    if len(text) > most_bytes:
+        return Unreadable(f"{where}: longer than {most_bytes} bytes")
+    try:
+        data = json.loads(text)
+        if not isinstance(data, list):
+            return Unreadable(f"{where}: expected a JSON list, got {type(data).__name__}")
+        return message(cls, json.dumps(data[-1]), most_bytes) if data else None
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Unreadable(f"{where}: not valid JSON: {_cut(str(error), 200)}")
+
+
 def listed(cls: type[T], data: object) -> list[T] | Unreadable:
     """A list of dataclasses from a decoded JSON list."""
     where = f"list of {cls.__name__}"

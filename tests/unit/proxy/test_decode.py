@@ -65,6 +65,8 @@ def test_every_extreme_is_a_value_or_a_reason(text: str) -> None:
     for cls in (r.AttemptRecord, m.CheckpointRef):
         assert isinstance(decode.message(cls, text), Unreadable)
         assert decode.messages(cls, text) == [] or isinstance(decode.messages(cls, text), Unreadable)
+        for found in (decode.last_message(cls, text), decode.last_message(cls, f"[{text}]")):
+            assert found is None or isinstance(found, Unreadable)
     assert time.process_time() - began < 1.0, "some reader is not linear in the length of the text"
 
 
