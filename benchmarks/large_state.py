@@ -2,7 +2,7 @@
 
 One of a pod's two ranks has GB of tensors. They go to a server of the gs protocol in memory, and come back into another
 pod. In turns with it, the same bytes are uploaded as a plain file. Each turn has a server of its own, as two of them
-together would not fit into the memory.
+together would not fit into the memory. Where not even one of them fits beside the rank, a folder is the store.
 """
 
 from __future__ import annotations
@@ -46,20 +46,25 @@ def large(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
     asked = options.size_gb or (2.0 if options.quick else 8.0)
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        size = fitting(asked, memory_available(), shutil.disk_usage(folder).free)
+        there = memory_available(), shutil.disk_usage(folder).free
+        store = folder / "store" if needs_folder(asked, *there) else None
+        size = asked if store is not None else fitting(asked, *there)
+        if store is not None:
+            say(f"a server with {asked:g} GB does not fit into the memory beside the rank: the store is a folder")
         if size < asked:
             say(f"{asked:g} GB do not fit into the memory and the disk that are free: {size:g} GB")
         tool, seconds = sequential(folder / "plain", math.ceil(size * GB / (1 << 20)))
         say(f"plain files, by {tool}: {seconds}")
         with Job(made, ["train_held.py", f"{size:g}"], ranks=2) as job:
             cost = machine.write_cost(job.folder)
-            left = turns(made, job, folder, seconds, say)
+            left = turns(made, job, folder, store, seconds, say)
             files = job.images()  # they lie there until the sidecar hears that the ranks are restored
             plain = beside(files, folder / "cp", seconds, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     words = speeds(seconds, {"cp": plain, "": left.bytes}, size * GB)
     less = f"; made smaller, from {asked:g} GB, for the memory or the disk that is free" if size < asked else ""
+    less += "; to a folder, as a server with it does not fit into the memory" if store is not None else ""
     text = (
         f"{left.bytes / GB:.2f} GB, in GB/s: {words} (sequential: {tool}, fsync, read not in the page cache); "
         f"ranks stand still {left.still_s:.2g} s, CPU {left.cpu_s:.2g} s; {machine.told(cost)}{less}"
@@ -89,6 +94,12 @@ def fitting(asked: float, memory: float, disk: float) -> float:
             f"twice the size of the tensors, at least {SMALLEST_GB:g} GB"
         )
     return size
+
+
+def needs_folder(asked: float, memory: float, disk: float) -> bool:
+    """Whether only a store on the disk has room for so many GB: there is memory for the rank and not for a server."""
+    fits = memory >= 2 * asked * GB + SPARE_MEMORY
+    return not fits and memory >= asked * GB + SPARE_MEMORY and disk >= 2.2 * asked * GB + SPARE_DISK
 
 
 def memory_available() -> float:
@@ -141,8 +152,18 @@ def beside(files: Sequence[Path], target: Path, seconds: Seconds, say: Say) -> i
 
 # --- the store --------------------------------------------------------------------------------------------------------
 @contextmanager
-def served(made: Prepared, log: Path) -> Iterator[tuple[str, ProcessPoolExecutor]]:
-    """URL of an empty store, and a process that uploads to it. What it has stored goes with it."""
+def served(made: Prepared, log: Path, store: Path | None) -> Iterator[tuple[str, ProcessPoolExecutor]]:
+    """URL of an empty store, and a process that uploads to it. What it has stored goes with it.
+
+    :param store: a folder to be made; None: a server in memory
+    """
+    if store is not None:
+        try:
+            with ProcessPoolExecutor(1, spawn) as sidecars:
+                yield f"file://{store}", sidecars
+        finally:
+            shutil.rmtree(store, ignore_errors=True)
+        return
     with (
         environment(
             "GOGC", "25"
@@ -154,18 +175,21 @@ def served(made: Prepared, log: Path) -> Iterator[tuple[str, ProcessPoolExecutor
         yield make_gcs_bucket(server), sidecars
 
 
-def turns(made: Prepared, job: Job, folder: Path, seconds: Seconds, say: Say) -> Left:
-    """Ours, plain, plain, ours; then back into another pod. The ranks stand still during the plain uploads."""
+def turns(made: Prepared, job: Job, folder: Path, store: Path | None, seconds: Seconds, say: Say) -> Left:
+    """Ours, plain, plain, ours; then back into another pod. The ranks stand still during the plain uploads.
+
+    :param store: see `served`
+    """
     log = folder / "gcs.log"
     job.start(1)
     job.wait_step(BETWEEN)
-    with served(made, log) as (url, sidecars):
+    with served(made, log, store) as (url, sidecars):
         left, _ = leave(job, url, sidecars, streamed=True)
     seconds["dump_and_put"] = [left.whole_s]
     say(f"dumped and stored {left.bytes / GB:.2f} GB: {left}")
     seconds["plain_upload"] = []
     for _ in range(2):
-        with served(made, log) as (url, sidecars):
+        with served(made, log, store) as (url, sidecars):
             began = time.monotonic()
             sidecars.submit(plain_upload, url, folder / "plain").result(LIMIT_S)
             seconds["plain_upload"].append(time.monotonic() - began)
@@ -174,7 +198,7 @@ def turns(made: Prepared, job: Job, folder: Path, seconds: Seconds, say: Say) ->
     job.forget_images()
     job.go_on()
     job.wait_step(max(job.counts()) + BETWEEN)
-    with served(made, log) as (url, sidecars):
+    with served(made, log, store) as (url, sidecars):
         left, images = leave(job, url, sidecars, streamed=True)
         seconds["dump_and_put"].append(left.whole_s)
         say(f"again: {left}")

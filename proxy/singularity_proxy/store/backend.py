@@ -100,28 +100,36 @@ class Backend:
         """Path for the client."""
         return f"{self.root}/{relative}"
 
-    def write(self, relative: str, data: bytes | memoryview, late: bool = True, new: bool = False) -> None:
+    def write(self, relative: str, data: bytes | memoryview, late: bool = True, new: bool = False) -> bool:
         """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError.
+
+        Returns whether nobody reads `data` any more. A request that was given up may still do so, also when this
+        raises: the caller then never puts anything else there.
 
         :param late: it may appear after the cancellation. Otherwise it does so only if an object store had already
             received all of it.
         :param new: never replace different content, which is a StoreError; equal content is no error
         """
-
-        if not self.local:
-            # A copy: an abandoned request may still read the buffer after the caller has put other data there.
-            data = bytes(data)
+        given_up = False
 
         def check() -> None:
             if not late and self.cancelled():
                 raise StoreError(f"store {self.url}: {relative} was not written: it was cancelled")
+
+        def send(limit: float, new: bool) -> None:
+            nonlocal given_up
+            try:
+                self._answer(self.files.put(self.path(relative), data, new), limit)
+            except (TimeoutError, asyncio.TimeoutError):
+                given_up = True
+                raise
 
         def put(limit: float) -> None:
             if self.local:
                 _write_local(Path(self.root), relative, data, check, new)
             else:
                 check()
-                self._answer(self.files.put(self.path(relative), data, new), limit)
+                send(limit, new)
 
         def create(limit: float) -> None:
             try:
@@ -131,11 +139,12 @@ class Backend:
                 # had no answer.
                 there = self._answer(self._content(relative), limit)
                 if there is None and not self.local:
-                    self._answer(self.files.put(self.path(relative), data, False), limit)
+                    send(limit, new=False)
                 elif there != data:
                     raise StoreError(f"store {self.url}: {relative} is there with other content, and stays") from error
 
         self._guard(f"write {relative}", create if new else put)
+        return not given_up
 
     def write_file(self, relative: str, source: int, size: int) -> None:
         """Write a whole file from a descriptor, as `write` does, without having all of it in memory. Raises StoreError.
@@ -153,14 +162,18 @@ class Backend:
 
     def read(self, relative: str, most: int | None = None) -> bytes | None:
         """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
-        return self.read_range(relative, None if most is None else 0, most)
+        found = self.view(relative, None if most is None else 0, most)
+        return None if found is None else bytes(found)
 
-    def read_range(self, relative: str, begin: int | None, end: int | None) -> bytes | None:
-        """Bytes `begin` to `end` of a file, fewer where it ends; None if there is none. Raises StoreError."""
+    def view(self, relative: str, begin: int | None, end: int | None) -> memoryview | None:
+        """Bytes `begin` to `end` of a file, fewer where it ends, without a copy; None if there is none. Raises
+        StoreError."""
+        found = self._guard(f"read {relative}", lambda limit: self._answer(self._content(relative, begin, end), limit))
+        return None if found is None else memoryview(found)
 
-        return self._guard(f"read {relative}", lambda limit: self._answer(self._content(relative, begin, end), limit))
-
-    async def _content(self, relative: str, begin: int | None = None, end: int | None = None) -> bytes | None:
+    async def _content(
+        self, relative: str, begin: int | None = None, end: int | None = None
+    ) -> bytes | memoryview | None:
         try:
             return await self.files.get(self.path(relative), begin, end)
         except FileNotFoundError:

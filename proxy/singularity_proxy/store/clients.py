@@ -37,7 +37,7 @@ class Files(Protocol):
     async def put_file(self, path: str, source: int, size: int) -> None:
         """Write a whole file from a descriptor that can be read at any place, without having all of it in memory."""
 
-    async def get(self, path: str, begin: int | None, end: int | None) -> bytes:
+    async def get(self, path: str, begin: int | None, end: int | None) -> bytes | memoryview:
         """Bytes `begin` to `end`, fewer where the file ends."""
 
     async def find(self, folder: str) -> dict[str, tuple[int, float]]:
@@ -61,7 +61,7 @@ class FsspecFiles:
     async def put(self, path: str, data: bytes | memoryview, new: bool) -> None:
         """See `Files`."""
         try:
-            await self._call("pipe_file", path, data, **({"mode": "create"} if new else {}))
+            await self._call("pipe_file", path, bytes(data), **({"mode": "create"} if new else {}))
         except Exception as error:
             if new and _is_there(error):
                 raise FileExistsError(path) from error

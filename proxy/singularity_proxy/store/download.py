@@ -18,10 +18,13 @@ from ..protocol.image_room import Room
 from ..protocol.manifest import Manifest, RankImage, Stored, content_of
 from . import layout, layout_map, pack, sealing
 from .backend import Backend
+from .image_writer import Disk
 from .keys import JobKeys
 from .progress import Count, Progress
 
 SECOND_LOOK_S: Final = 1.0
+DIRECT: Final = 256 << 20
+"""Bytes of content from which on a download goes past the page cache: CRIU then reads it from the disk."""
 T = TypeVar("T")
 
 
@@ -114,9 +117,9 @@ def read_recipe(
         raise CorruptChunkError("recipe", stored.name, where, str(error)) from None
 
 
-def read_pack(backend: Backend, folder: str, keys: JobKeys, stored: Stored, where: str) -> tuple[pack.Head, bytes]:
+def read_pack(backend: Backend, folder: str, keys: JobKeys, stored: Stored, where: str) -> tuple[pack.Head, memoryview]:
     """A pack, of which the head is verified. Raises CorruptChunkError, KeyLostError, StoreError."""
-    data = backend.read(layout.object_path(folder, "packs", stored.name), stored.size + 1)
+    data = backend.view(layout.object_path(folder, "packs", stored.name), 0, stored.size + 1)
     if data is None:
         raise CorruptChunkError("pack", stored.name, where, "is missing")
     if len(data) != stored.size:
@@ -169,6 +172,7 @@ def fetch(
         )
     count = Count(progress, total)
     count.add(total - plan.size)
+    disk = Disk(direct=plan.size >= DIRECT)
     damage: list[CorruptChunkError] = []
 
     def work(stored: Stored) -> None:
@@ -176,7 +180,7 @@ def fetch(
             raise StoreError(f"download of checkpoint {manifest.id} was cancelled")
         where = f"checkpoint {manifest.id}"
         try:
-            count.add(place(backend, folder, keys, plan, stored, where, again=not damage))
+            count.add(place(backend, folder, keys, plan, stored, where, disk, again=not damage))
         except CorruptChunkError as error:
             # The other packs are checked all the same: later uploads have to know every damaged pack.
             damage.append(error)
@@ -202,6 +206,7 @@ def place(
     plan: Placement,
     stored: Stored,
     checkpoint: str,
+    disk: Disk,
     again: bool = True,
 ) -> int:
     """Read a pack and write all of its pieces; their bytes. Damage is noted in the store, for later uploads.
@@ -217,7 +222,7 @@ def place(
         head, data = read_pack(backend, folder, keys, stored, where)
         try:
             block_of = cache(lambda number: pack.read_block(head, number, data))
-            return write(head, block_of, plan.files, plan.pieces(stored))
+            return write(head, block_of, plan.files, plan.pieces(stored), disk=disk)
         except pack.PackError as error:
             raise CorruptChunkError("pack", stored.name, where, str(error)) from None
         except OSError as error:
@@ -233,18 +238,20 @@ def place(
 
 def write(
     head: pack.Head,
-    block_of: Callable[[int], bytes],
+    block_of: Callable[[int], memoryview],
     files: list[Path],
     pieces: Iterator[_Piece],
     only: Collection[int] | None = None,
+    disk: Disk | None = None,
 ) -> int:
     """Write a pack's pieces; their bytes. Raises PackError, OSError.
 
     :param block_of: verified content of a block, by number
     :param only: what lies in these blocks; None: all of it
+    :param disk: where the files are; None: they go through the page cache
     """
-    total = 0
-    opened = fd = -1
+    total, good = 0, False
+    writer = (disk or Disk(direct=False)).writer()
     try:
         for piece in pieces:
             begin, end = head.span(piece.first, piece.chunks)
@@ -256,23 +263,11 @@ def write(
                 block = head.blocks[number]
                 size = min(block.begin + block.length, end) - at
                 if only is None or number in only:
-                    if piece.file != opened:
-                        if fd >= 0:
-                            os.close(fd)
-                        fd = -1
-                        fd = os.open(files[piece.file], os.O_WRONLY | os.O_NOFOLLOW)
-                        opened = piece.file
-                    part = memoryview(block_of(number))[at - block.begin : at - block.begin + size]
-                    _pwrite(fd, part, piece.offset + at - begin)
+                    part = block_of(number)[at - block.begin : at - block.begin + size]
+                    writer.put(files[piece.file], piece.offset + at - begin, part)
                     total += size
                 at += size
+        good = True
     finally:
-        if fd >= 0:
-            os.close(fd)
+        writer.close(good)
     return total
-
-
-def _pwrite(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written

@@ -2,7 +2,8 @@
 after pack.
 
 The first use of new memory costs more processor time than a digest of it. So the content stays in one place on its way
-from the file to the store. Stored blocks are never longer than their content, so they move to the front.
+from the file to the store. Stored blocks are never longer than their content, so they move to the front. Encrypted ones
+have a place of their own, which is reused, too.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ class Draft:
 
     def __init__(self, seal_key: bytes = b"", data_key: sealing.DataKey | None = None) -> None:
         self._seal_key, self._data_key = seal_key, data_key
-        # An encrypted block is longer than its content: the content begins so much later that it still moves to the
-        # front.
-        self._content = _BEGIN + (0 if data_key is None else pack.MOST_BLOCKS * sealing.TAG)
-        self._room = memory.room(self._content + pack.CONTENT_SIZE + LARGEST)
-        self._part = memory.room(pack.BLOCK_SIZE + LARGEST + sealing.TAG if data_key is not None else 0)
+        size = _BEGIN + pack.CONTENT_SIZE + LARGEST
+        self._room = memory.room(size)
+        # An encrypted block is longer than its content, and must not overlap it. So it is made where it stays.
+        self._out = self._room if data_key is None else memory.room(size + pack.MOST_BLOCKS * sealing.TAG)
         self._compressor = zstd.ZstdCompressor(LEVEL)
         self._lengths = array("I")
         self.keys: list[bytes] = []
@@ -62,9 +62,9 @@ class Draft:
         """Where the caller puts the content of the next chunks, before anything else is called."""
         self.keys += keys
         self._lengths.extend(lengths)
-        begin = self._content + self.size
+        begin = _BEGIN + self.size
         self.size += sum(lengths)
-        return self._room[begin : self._content + self.size]
+        return self._room[begin : _BEGIN + self.size]
 
     def clear(self) -> None:
         """Nothing is in it any more."""
@@ -73,7 +73,7 @@ class Draft:
     def build(self) -> tuple[str, memoryview]:
         """sha256 of the head (hex) and bytes of the pack, until `clear`. The content is gone."""
         blocks: list[tuple[int, int, int, bytes]] = []
-        read, write = self._content, _BEGIN
+        read = write = _BEGIN
         seal = None if self._data_key is None else sealing.Draft(self._data_key)
         codec = pack.RAW
         for length in pack.block_lengths(self._lengths):
@@ -82,17 +82,17 @@ class Draft:
             digest = b"" if codec == pack.RAW else DIGESTS[DIGEST](stored)
             blocks.append((len(stored), length, codec, digest))
             if seal is not None:
-                stored = seal.cipher.encrypt_into(len(blocks), memoryview(stored), self._part)
+                stored = seal.cipher.encrypt_into(len(blocks), memoryview(stored), self._out[write:])
             end = write + len(stored)
-            if seal is not None or write != read or codec != pack.RAW:
-                self._room[write:end] = stored
+            if seal is None and (write != read or codec != pack.RAW):
+                self._out[write:end] = stored
             read, write = read + length, end
         head = pack.encode_head(self.keys, self._lengths, blocks, self._seal_key)
         if seal is not None:
             head = seal.begin(head)
         begin = _BEGIN - len(head)
-        self._room[begin:_BEGIN] = head
-        return hashlib.sha256(head).hexdigest(), self._room[begin:write]
+        self._out[begin:_BEGIN] = head
+        return hashlib.sha256(head).hexdigest(), self._out[begin:write]
 
     def _compress(self, content: memoryview, sampled: bool) -> tuple[int, bytes | memoryview]:
         if sampled:

@@ -77,7 +77,7 @@ class ObjectFiles:
         except Exception as error:
             raise _plain(error) from error
 
-    async def get(self, path: str, begin: int | None, end: int | None) -> bytes:
+    async def get(self, path: str, begin: int | None, end: int | None) -> bytes | memoryview:
         """See `Files`."""
         first = begin or 0
         # A range of no bytes cannot be asked for.
@@ -99,7 +99,9 @@ class ObjectFiles:
             if _code(error) == 416:
                 return b""
             raise _plain(error) from error
-        return b"".join(parts)[: None if end is None else end - first]
+        # One part, as most packs are, is not copied.
+        whole = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        return whole[: None if end is None else end - first]
 
     async def find(self, folder: str) -> dict[str, tuple[int, float]]:
         """See `Files`."""

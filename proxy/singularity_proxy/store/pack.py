@@ -150,7 +150,7 @@ def plain_head(data: bytes, key_of: sealing.KeyOf) -> bytes:
         raise PackError(str(error)) from None
 
 
-def read_head(digest: str, data: bytes, key_of: sealing.KeyOf = sealing.no_key) -> Head:
+def read_head(digest: str, data: bytes | memoryview, key_of: sealing.KeyOf = sealing.no_key) -> Head:
     """Parse and verify the head with this sha256 (hex); `data` holds at least the head.
 
     Raises PackError, and StoreError where the data key is not to be had.
@@ -163,13 +163,13 @@ def read_head(digest: str, data: bytes, key_of: sealing.KeyOf = sealing.no_key) 
     if hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
         raise PackError("does not match its digest")
     try:
-        first, cipher = sealing.opened(data, key_of)
+        first, cipher = sealing.opened(bytes(data[:end]), key_of)
     except sealing.SealError as error:
         raise PackError(str(error)) from None
     return _parsed(None, first, end, cipher)
 
 
-def _parsed(digest: str | None, data: bytes, at: int = 0, cipher: sealing.Cipher | None = None) -> Head:
+def _parsed(digest: str | None, data: bytes | memoryview, at: int = 0, cipher: sealing.Cipher | None = None) -> Head:
     """:param at: where the blocks begin, if not after the head. Raises PackError."""
     more_each = 0 if cipher is None else sealing.TAG
     old = data[: len(_MAGIC_2)] == _MAGIC_2
@@ -187,7 +187,7 @@ def _parsed(digest: str | None, data: bytes, at: int = 0, cipher: sealing.Cipher
         raise PackError(f"names its content by {named!r}, which this build does not know: use the one that wrote it")
     keys_at = start.size + blocks * _BLOCK.size
     lengths_at = keys_at + count * KEY_SIZE
-    keys = [data[i : i + KEY_SIZE] for i in range(keys_at, lengths_at, KEY_SIZE)]
+    keys = [bytes(data[i : i + KEY_SIZE]) for i in range(keys_at, lengths_at, KEY_SIZE)]
     lengths = struct.unpack_from(f"<{count}I", data, lengths_at)
     table, offset, begin = [], at or end, 0
     for stored, length, codec, digest_of in _BLOCK.iter_unpack(memoryview(data)[start.size : keys_at]):
@@ -200,7 +200,7 @@ def _parsed(digest: str | None, data: bytes, at: int = 0, cipher: sealing.Cipher
     return Head(keys, starts, table, offset, named, old, cipher)
 
 
-def head_size(data: bytes) -> int:
+def head_size(data: bytes | memoryview) -> int:
     """Bytes of the head that begins with `data`, which may be cut; not verified."""
     if len(data) < _START.size:
         return HEAD_SIZE
@@ -218,13 +218,14 @@ def block_at(head: Head, at: int) -> int:
     return bisect_right(head.blocks, at, key=lambda b: b.begin) - 1
 
 
-def read_block(head: Head, number: int, data: bytes, base: int = 0) -> bytes:
-    """Verified content of a block; `data` is the pack from byte `base` on. Raises PackError."""
+def read_block(head: Head, number: int, data: bytes | memoryview, base: int = 0) -> memoryview:
+    """Verified content of a block; `data` is the pack from byte `base` on, and a raw block is a part of it. Raises
+    PackError."""
     block = head.blocks[number]
-    stored = data[block.offset - base : block.offset - base + block.stored]
+    stored = memoryview(data)[block.offset - base : block.offset - base + block.stored]
     if head.cipher is not None:
         try:
-            stored = head.cipher.decrypt(number + 1, stored)
+            stored = memoryview(head.cipher.decrypt(number + 1, stored))
         except sealing.SealError as error:
             raise PackError(f"{error} (bytes {block.offset} to {block.offset + block.stored})") from None
     if block.codec == RAW:
@@ -232,7 +233,7 @@ def read_block(head: Head, number: int, data: bytes, base: int = 0) -> bytes:
     else:
         _check_digest(head, block, stored)
         try:
-            content = zstd.ZstdDecompressor().decompress(stored, max_length=block.length + 1)
+            content = memoryview(zstd.ZstdDecompressor().decompress(stored, max_length=block.length + 1))
         except zstd.ZstdError as error:
             raise PackError(f"cannot be decompressed: {error}") from None
     wrong = _wrong_chunk(head, block, content)
@@ -245,21 +246,21 @@ def read_block(head: Head, number: int, data: bytes, base: int = 0) -> bytes:
     return content
 
 
-def _check_digest(head: Head, block: Block, stored: bytes) -> None:
+def _check_digest(head: Head, block: Block, stored: memoryview) -> None:
     """Raises PackError."""
     if DIGESTS[head.digest](stored) != block.digest:
         raise PackError(f"does not match its digest (bytes {block.offset} to {block.offset + block.stored})")
 
 
-def _wrong_chunk(head: Head, block: Block, content: bytes) -> int | None:
+def _wrong_chunk(head: Head, block: Block, content: memoryview) -> int | None:
     """Number of the first chunk of the block that is not what its key says."""
-    view, digest = memoryview(content), DIGESTS[head.digest]
+    digest = DIGESTS[head.digest]
     first = bisect_left(head.starts, block.begin)
     last = bisect_left(head.starts, block.begin + block.length, first)
     at = 0
     for chunk in range(first, last):
         end = head.starts[chunk + 1] - block.begin
-        if digest(view[at:end])[:KEY_SIZE] != head.keys[chunk]:
+        if digest(content[at:end])[:KEY_SIZE] != head.keys[chunk]:
             return chunk
         at = end
     return None

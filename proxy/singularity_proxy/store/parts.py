@@ -167,7 +167,7 @@ class Parts:
         where = f"checkpoint {self._manifest.id}"
         got = 0
         try:
-            data = b""
+            data = memoryview(b"")
             if known.head is None:
                 # One request where most of it is wanted, and else two: the second one for the blocks.
                 most = sum(span.end - span.begin for span in wanted) * 2 >= stored.size
@@ -199,21 +199,21 @@ class Parts:
                 self.bytes_fetched += got
         return got
 
-    def _read(self, stored: Stored, begin: int, end: int, where: str) -> bytes:
+    def _read(self, stored: Stored, begin: int, end: int, where: str) -> memoryview:
         """Raises CorruptChunkError, StoreError."""
-        data = self._backend.read_range(layout.object_path(self._folder, "packs", stored.name), begin, end)
+        data = self._backend.view(layout.object_path(self._folder, "packs", stored.name), begin, end)
         if data is None:
             raise CorruptChunkError("pack", stored.name, where, "is missing")
         if len(data) != end - begin:
             raise CorruptChunkError("pack", stored.name, where, f"ends before byte {end}")
         return data
 
-    def _place(self, stored: Stored, head: pack.Head, first: int, last: int, data: bytes) -> None:
+    def _place(self, stored: Stored, head: pack.Head, first: int, last: int, data: memoryview) -> None:
         """Blocks `first` to `last`, whose stored bytes are `data`. Raises PackError, OSError."""
         base = head.blocks[first].offset
 
         @cache
-        def block_of(number: int) -> bytes:
+        def block_of(number: int) -> memoryview:
             return pack.read_block(head, number, data, base)
 
         begin, end = head.blocks[first].begin, head.blocks[last].begin + head.blocks[last].length

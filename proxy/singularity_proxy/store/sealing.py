@@ -89,7 +89,7 @@ def sealed(data_key: DataKey | None, data: bytes) -> bytes:
     return data if data_key is None else Draft(data_key).begin(data)
 
 
-def key_id(data: bytes) -> str:
+def key_id(data: bytes | memoryview) -> str:
     """Id of the data key of the object that begins so; "" if it is not encrypted."""
     if data[: len(MAGIC)] != MAGIC or len(data) < _START.size:
         return ""
@@ -97,7 +97,7 @@ def key_id(data: bytes) -> str:
     return found.hex()
 
 
-def begin_size(data: bytes) -> int:
+def begin_size(data: bytes | memoryview) -> int:
     """Bytes of start and first part, as the start says; not verified. Only where `key_id` has found one."""
     size: int = _START.unpack_from(data)[3]
     return _START.size + size

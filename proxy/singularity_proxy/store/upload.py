@@ -87,6 +87,7 @@ class Upload:
         self._pool = pool
         self._data_key, reused = keys.writing()
         self._drafts: queue.LifoQueue[Draft] = queue.LifoQueue()
+        self._seal_key = seal_key
         for _ in range(threads + 1):
             self._drafts.put(Draft(seal_key, self._data_key))
         self.part = part
@@ -274,18 +275,21 @@ class Upload:
             self._pending.remove(future)
 
     def _write(self, number: int, draft: Draft, counts: bool) -> None:
+        free = True
         try:
             self.check()
             digest, data = draft.build()
             name = object_name(digest, self._name)
-            self._backend.write(layout.object_path(self._folder, "packs", name), data)
+            free = False
+            free = self._backend.write(layout.object_path(self._folder, "packs", name), data)
             with self._lock:
                 self._known.written(number, Stored(name, len(data)))
                 self.stored += len(data)
             if counts:
                 self._count.add(draft.size)
         finally:
-            self.give_back(draft)
+            # A request that was given up may still send what is there.
+            self.give_back(draft if free else Draft(self._seal_key, self._data_key))
 
     def _places(self, chunks: segments.Packed) -> Iterator[int]:
         """Where each chunk of a file is stored, `layout_map.NOWHERE` for zeros."""

@@ -15,6 +15,13 @@ def test_a_state_is_as_large_as_memory_and_disk_allow():
         large_state.fitting(8.0, memory=3.1e9, disk=64e9)
 
 
+def test_a_folder_is_the_store_where_a_server_has_no_room_beside_the_rank():
+    assert not large_state.needs_folder(12.0, memory=30e9, disk=64e9), "both fit"
+    assert large_state.needs_folder(12.0, memory=22e9, disk=40e9)
+    assert not large_state.needs_folder(12.0, memory=14e9, disk=40e9), "not even the rank fits"
+    assert not large_state.needs_folder(12.0, memory=22e9, disk=20e9), "the disk is too small"
+
+
 def test_speeds_are_told_with_the_bytes_that_each_has_moved():
     seconds = {"sequential_write": [2.0], "dump_and_put": [4.0, 6.0], "plain_upload": [1.0, 3.0], "cp": [8.0]}
     told = large_state.speeds(seconds, {"cp": 4_000_000_000, "": 10_000_000_000}, 8e9)

@@ -36,21 +36,21 @@ class Traffic:
         self.written: Counter[str] = Counter()
         self.read: Counter[str] = Counter()
         self.bytes_written = self.bytes_read = 0
-        write, read = Backend.write, Backend.read
+        write, view = Backend.write, Backend.view
 
         def counted_write(backend: Backend, relative: str, data: bytes, **options: bool) -> None:
             self.written[relative] += 1
             self.bytes_written += len(data)
             write(backend, relative, data, **options)
 
-        def counted_read(backend: Backend, relative: str, most: int | None = None) -> bytes | None:
-            data = read(backend, relative, most)
+        def counted_view(backend: Backend, relative: str, begin: int | None, end: int | None) -> memoryview | None:
+            data = view(backend, relative, begin, end)
             self.read[relative] += 1
             self.bytes_read += len(data or b"")
             return data
 
         monkeypatch.setattr(Backend, "write", counted_write)
-        monkeypatch.setattr(Backend, "read", counted_read)
+        monkeypatch.setattr(Backend, "view", counted_view)
 
     def forget(self) -> None:
         self.written.clear()

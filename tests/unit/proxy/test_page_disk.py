@@ -16,6 +16,7 @@ from module_clock import set_clock
 from singularity_proxy.launcher.snapshot import page_disk
 from singularity_proxy.launcher.snapshot.page_disk import BLOCK, PageDisk
 from singularity_proxy.launcher.snapshot.page_stream import PAGE
+from singularity_proxy.protocol import disk_pace
 
 CONTENT = memoryview(bytearray(random.Random(1).randbytes(3 * BLOCK)))
 
@@ -40,9 +41,9 @@ def expected(sizes: Sequence[int]) -> bytes:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_disk, "_TRIED", 4 * BLOCK)
+    monkeypatch.setattr(disk_pace, "TRIED", 4 * BLOCK)
     clock: Iterator[float] = iter(range(1 << 20))
-    monkeypatch.setattr(page_disk, "_without_waits", lambda: float(next(clock)))
+    monkeypatch.setattr(disk_pace, "without_waits", lambda: float(next(clock)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,13 +60,13 @@ def test_files_have_what_was_written(tmp_path_factory: pytest.TempPathFactory, p
 @pytest.mark.usefixtures("slow")
 def test_a_slow_disk_gets_the_rest_through_the_page_cache(tmp_path: Path) -> None:
     sizes = [3 * BLOCK // PAGE] * 3
-    assert not written(tmp_path, [sizes]).direct
+    assert not written(tmp_path, [sizes]).pace.direct
     assert (tmp_path / "pages-0.img").read_bytes() == expected(sizes)
 
 
 @pytest.mark.usefixtures("slow")
 def test_little_does_not_judge_the_disk(tmp_path: Path) -> None:
-    assert written(tmp_path, [[3]]).direct
+    assert written(tmp_path, [[3]]).pace.direct
 
 
 def test_a_busy_machine_makes_no_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +78,11 @@ def test_a_busy_machine_makes_no_slow_disk(tmp_path: Path, monkeypatch: pytest.M
         statistics.write_text(f"1 {seconds * 10**9} 1")
         return 1000.0 + seconds
 
-    monkeypatch.setattr(page_disk, "SCHEDULED", statistics)
-    set_clock(monkeypatch, page_disk, monotonic=now)
-    assert page_disk._without_waits() == page_disk._without_waits() == 1000.0
-    monkeypatch.setattr(page_disk, "SCHEDULED", tmp_path / "missing")
-    assert page_disk._without_waits() == 1010.0
+    monkeypatch.setattr(disk_pace, "SCHEDULED", statistics)
+    set_clock(monkeypatch, disk_pace, monotonic=now)
+    assert disk_pace.without_waits() == disk_pace.without_waits() == 1000.0
+    monkeypatch.setattr(disk_pace, "SCHEDULED", tmp_path / "missing")
+    assert disk_pace.without_waits() == 1010.0
 
 
 @pytest.mark.parametrize("refused", ["open", "write"])

@@ -259,16 +259,16 @@ def test_what_does_not_match_is_read_a_second_time(
     folder = image(tmp_path / "image")
     put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder})
     digest = store.write_manifest(manifest(put.images))
-    stock, seen = Backend.read, set[str]()
+    stock, seen = Backend.view, set[str]()
 
-    def read(backend: Backend, relative: str, most: int | None = None) -> bytes | None:
-        data = stock(backend, relative, most)
+    def view(backend: Backend, relative: str, begin: int | None, end: int | None) -> memoryview | None:
+        data = stock(backend, relative, begin, end)
         if relative in seen or data is None:
             return data
         seen.add(relative)
-        return data[:-1] + bytes([data[-1] ^ 1])
+        return memoryview(bytes(data[:-1]) + bytes([data[-1] ^ 1]))
 
-    monkeypatch.setattr(Backend, "read", read)
+    monkeypatch.setattr(Backend, "view", view)
     monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
     made = store.read_manifest(NAMESPACE, JOB, "train-a1-g1", digest)
     counts: list[int] = []
@@ -402,14 +402,14 @@ def test_an_object_that_was_made_empty_or_huge(
     data = store.backend.read(path) or b""
     monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
     asked: list[int] = []
-    stock = Backend.read
+    stock = Backend.view
 
-    def read(backend: Backend, relative: str, most: int | None = None) -> bytes | None:
-        found = stock(backend, relative, most)
+    def view(backend: Backend, relative: str, begin: int | None, end: int | None) -> memoryview | None:
+        found = stock(backend, relative, begin, end)
         asked.append(len(found or b""))
         return found
 
-    monkeypatch.setattr(Backend, "read", read)
+    monkeypatch.setattr(Backend, "view", view)
     for content in (b"", data + noise(1, 8 * MIB)):
         store.backend.write(path, content)
         with pytest.raises(CorruptChunkError, match=r"0 bytes instead of|is longer than its|match its digest"):

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_samples import JOB, MIB, NAMESPACE, image, manifest
+from store_samples import JOB, MIB, NAMESPACE, image, manifest, same
 
 from singularity_proxy.store import Store
+from singularity_proxy.store.backend import Backend
 
 SIZE = 384 * MIB
 MOST_MB = 150
@@ -40,7 +41,7 @@ def slowly(name):
 what, url, folder = sys.argv[1:]
 store = Store(url)
 store.probe()
-slowly("read" if what == "download" else "write")
+slowly("view" if what == "download" else "write")
 before = memory("VmRSS")
 if what == "upload":
     commit(store, Path(folder))
@@ -90,6 +91,28 @@ def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     assert megabytes("download", streamed, tmp_path / "again") < MOST_MB
     assert filecmp.cmp(image / "pages-1.img", tmp_path / "again" / "pages-1.img", shallow=False)
     assert filecmp.cmp(image / "pages-1.img", back / "pages-1.img", shallow=False)
+
+
+def test_memory_of_a_request_that_was_given_up_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still be sent: under its name there must be nothing else."""
+    kept: list[tuple[bytes | memoryview, bytes]] = []
+    stock = Backend.write
+
+    def write(backend: Backend, relative: str, data: bytes | memoryview, **options: bool) -> bool:
+        stock(backend, relative, data, **options)
+        if "/packs/" in relative:
+            kept.append((data, bytes(data)))
+        return len(kept) % 2 == 0
+
+    monkeypatch.setattr(Backend, "write", write)
+    store, folder = Store(f"file://{tmp_path}/store", threads=1), image(tmp_path / "image", size=60 * MIB)
+    put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: folder})
+    assert len(kept) >= 7 and all(data == sent for data, sent in kept[::2])
+    assert any(data != sent for data, sent in kept[1::2]), "memory that is free is used again"
+    store.fetch_ranks(manifest(put.images), {0: tmp_path / "back"})
+    assert same(folder, tmp_path / "back")
 
 
 FETCH = """

@@ -1,12 +1,4 @@
-"""Writes pages of a dump to the disk, past the page cache where the disk is fast enough.
-
-Nobody reads these files soon but the sidecar, once. In the page cache they push out what others need, and count as
-memory of the pod. New memory for them also costs CPU time, which the ranks wait for. It was 0.2 to 3 s per GB, and
-0.06 s past the page cache (`O_DIRECT`). Offsets and sizes are whole pages, as that needs.
-
-A slow disk would keep the ranks waiting. So writes are timed, and the rest goes through the page cache where the disk
-is too slow. Time that was spent on waiting for a processor does not count: a busy machine makes no slow disk. The page
-cache would need more of the processor. A file system without `O_DIRECT` gets all through the page cache.
+"""Writes pages of a dump to the disk, past the page cache where the disk is fast enough (`disk_pace`).
 
 A thread writes, while pages are received and compared.
 """
@@ -17,23 +9,15 @@ import contextlib
 import errno
 import mmap
 import os
-import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from ...protocol.disk_pace import PIECE, DiskPace
+
 BLOCK: Final = 2 << 20
 _BLOCKS: Final = 4
-SLOWEST: Final = 400e6
-"""Bytes per second. The page cache takes about as much from one process where its memory is new."""
-_TRIED: Final = 64 << 20
-"""Bytes after which the disk is judged."""
-_PIECE: Final = 256 << 10
-"""Bytes of a write through the page cache. For larger ones the kernel looks for larger pieces of free memory. Memory
-that was just in use is in smaller ones, and costs a virtual machine less than fresh memory of the host."""
-SCHEDULED: Final = Path("/proc/thread-self/schedstat")
-"""Nanoseconds on a processor, nanoseconds of waiting for one."""
 
 
 class PageDisk:
@@ -52,9 +36,7 @@ class PageDisk:
         """Descriptors of the current file: through the page cache, and past it if that can be."""
         self._busy: deque[tuple[Future[None], memoryview]] = deque()
         self._thread = ThreadPoolExecutor(1)
-        self.direct = True
-        """Whether blocks go past the page cache."""
-        self._bytes, self._took = 0, 0.0
+        self.pace = DiskPace()
 
     def open(self, number: int) -> None:
         """The next file, maybe an empty one."""
@@ -107,25 +89,15 @@ class PageDisk:
             os.close(self._files.pop())
 
     def _put(self, part: memoryview, at: int) -> None:
-        began, size = _without_waits(), len(part)
-        while len(part):
-            try:
-                file, most = (self._files[-1], BLOCK) if self.direct else (self._files[0], _PIECE)
-                count = os.pwrite(file, part[:most], at)
-            except OSError as error:
-                if not self.direct or error.errno != errno.EINVAL:
-                    raise
-                self.direct = False
-                continue
-            part, at = part[count:], at + count
-        self._bytes, self._took = self._bytes + size, self._took + _without_waits() - began
-        if self._bytes >= _TRIED and self._bytes < self._took * SLOWEST:
-            self.direct = False
-
-
-def _without_waits() -> float:
-    """A clock for this thread that stands still while it waits for a processor."""
-    now = time.monotonic()
-    with contextlib.suppress(OSError, IndexError, ValueError):  # a kernel without these statistics
-        now -= int(SCHEDULED.read_bytes().split()[1]) / 1e9
-    return now
+        pace = self.pace
+        with pace.timed(len(part)):
+            while len(part):
+                try:
+                    file, most = (self._files[-1], BLOCK) if pace.direct else (self._files[0], PIECE)
+                    count = os.pwrite(file, part[:most], at)
+                except OSError as error:
+                    if not pace.direct or error.errno != errno.EINVAL:
+                        raise
+                    pace.direct = False
+                    continue
+                part, at = part[count:], at + count
