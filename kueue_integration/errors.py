@@ -90,12 +90,14 @@ class BadAnnotationError(SingularityError):
 class KubeError(SingularityError):
     """The API server refused a request or could not be reached.
 
-    `status` is the HTTP status (0: no answer), `reason` the `reason` of the Kubernetes Status object.
+    `status` is the HTTP status (0: no answer), `reason` the `reason` of the Kubernetes Status object. `denied` says
+    that it has causes: the object itself is not wanted, and no right is missing.
     """
 
-    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, reason: str = "", denied: bool = False) -> None:
         self.status = status
         self.reason = reason
+        self.denied = denied
         super().__init__(message)
 
     @property

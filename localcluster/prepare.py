@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import host
@@ -16,7 +16,7 @@ from .cache import Progress
 from .clock import Clock
 from .config import cache_dir
 from .errors import LocalClusterError
-from .images import gobuild, rootfs
+from .images import gobuild, other_kubernetes, rootfs
 from .promtool import promtool
 
 
@@ -74,11 +74,14 @@ def _programs(cache: Path, progress: Progress, test_servers: bool) -> tuple[gobu
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m localcluster.prepare", description=__doc__)
     parser.add_argument("--env", action="store_true", help="print the environment of tests that need the folders")
+    parser.add_argument("--kubernetes", metavar="v1.33.13", help="with --env: an API server of this version instead")
     parser.add_argument("--demo", action="store_true", help="nothing that only tests and benchmarks need")
     arguments = parser.parse_args()
     try:
         say = Clock(lambda text: print(text, file=sys.stderr, flush=True)).say
         made = prepare(say, test_servers=arguments.env or not arguments.demo)
+        if arguments.kubernetes:
+            made = replace(made, apiserver=other_kubernetes.apiserver(arguments.kubernetes, cache_dir(), say))
     except LocalClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -37,7 +37,6 @@ ANNOTATION_READS = {"annotation", "message", "messages", "whole", "moment", "val
 READER_FOLDERS = ("kueue_integration/contract/", "kueue_integration/job/")
 READERS = {
     "airflow_provider/identity.py": "the provider's own mark on a Job: the task that it belongs to",
-    "kueue_integration/adoption/eligibility.py": "of a Job that is not ours yet, as its owner wrote it",
     "kueue_integration/adoption/jobset.py": "Kueue's, of a JobSet that is not ours yet",
     "kueue_integration/adoption/patch.py": "Kueue's, of a Job that is not ours yet",
     "kueue_integration/adoption/trainjob.py": "Kueue's, of a TrainJob that is not ours yet",

@@ -1,7 +1,7 @@
 """`adopted_jobset`: a JobSet of one Indexed Job, with our parts in it. Pure.
 
-The Job inside is held to the same rules as a Job of its own. What a JobSet cannot have on stock Kueue, and why:
-docs/workload-kinds.md.
+The Job inside is held to the same rules as a Job of its own (`judge`). What a JobSet cannot have on stock Kueue, and
+why: docs/workload-kinds.md.
 """
 
 from __future__ import annotations
@@ -13,37 +13,35 @@ from typing import Any
 from ..contract import job_names
 from ..contract.kinds import job_key
 from ..errors import SpecError
-from ..kube.resources import Object, annotation
+from ..kube.resources import JOB, Object, annotation
 from ..spec.platform_config import PlatformConfig
 from .patch import adopted
 
 Problem = tuple[str, object, str]
-_INNER = "spec.replicatedJobs[0].template.spec"
 
 
-def adopted_jobset(jobset: Mapping[str, Any], platform: PlatformConfig) -> Object:
-    """A new manifest: `jobset` as its owner wrote it, with our parts. Raises SpecError that names every bad field."""
+def as_job(jobset: Mapping[str, Any]) -> Object:
+    """The Job that the JobSet stands for. Raises SpecError that names each field that no Job has."""
     found = _problems(jobset)
     if found:
         raise SpecError(found)
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    spec = replicated["template"].get("spec") or {}
+    return {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": jobset["metadata"], "spec": spec}
+
+
+def adopted_jobset(jobset: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """A new manifest: `jobset` as its owner wrote it, with our parts. Raises SpecError."""
     result: Object = json.loads(json.dumps(jobset))
+    made = adopted(as_job(result), platform, job_key(jobset))
     (replicated,) = result["spec"]["replicatedJobs"]
-    template = replicated["template"]
-    try:
-        made = adopted({"metadata": result["metadata"], "spec": template.get("spec") or {}}, platform, job_key(jobset))
-    except SpecError as error:
-        raise SpecError([(_inside(field), value, fix) for field, value, fix in error.problems]) from None
     # Kueue resumes the JobSet and the JobSet its Job; nobody would resume a Job that is suspended by its own template.
     del made["spec"]["suspend"]
-    template["spec"] = made["spec"]
+    replicated["template"]["spec"] = made["spec"]
     result["metadata"] = made["metadata"]
     result["metadata"]["annotations"].pop(job_names.COMPLETIONS_EQUAL_PARALLELISM)
     result["spec"]["suspend"] = True
     return result
-
-
-def _inside(field: str) -> str:
-    return field.replace("spec", _INNER, 1) if field.startswith("spec") else field
 
 
 def _problems(jobset: Mapping[str, Any]) -> list[Problem]:

@@ -12,16 +12,19 @@ from singularity_proxy.protocol import names
 from ..contract import job_names
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
+from ..kube.resources import pod_spec as pod_of
 from ..manifests.job_manifests import failure_rules
 from ..manifests.pod import LAUNCHER, leveled, pod_spec
 from ..spec import privileges, security_context, store_access
 from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
-from . import eligibility
 
 PER_JOB = (names.ENV_JOB, names.ENV_WORLD_SIZE, names.ENV_STORE, names.ENV_STORE_KEYS, names.ENV_GRACE)
 """Environment that differs between Jobs; everything else of the parts is the platform's."""
 AGENT_LIB = f"{names.AGENT_DIR}/lib"
+BUDGET_DEFAULT = 120
+GRACE_LEAST = 90
+"""Seconds: the checkpoint's time when a pod is deleted without Kueue."""
 SHM = "/dev/shm"  # noqa: S108 - a mount path
 
 
@@ -49,26 +52,34 @@ def parts(platform: PlatformConfig, namespace: str = "") -> Object:
     }
 
 
+def wish(job: Mapping[str, Any]) -> str | None:
+    """Return the level that the Job's owner wishes; None: the platform's."""
+    return annotation(job, job_names.ANN_PRIVILEGES)
+
+
 def managed(job: Mapping[str, Any]) -> bool:
     """Whether the Job has our sidecar."""
-    return any(c.get("name") == job_names.CONTAINER_SIDECAR for c in eligibility.pod(job).get("initContainers") or ())
+    return any(c.get("name") == job_names.CONTAINER_SIDECAR for c in pod_of(job).get("initContainers") or ())
 
 
 def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = None) -> Object:
-    """A new Job manifest: `job` as its owner wrote it, with our parts. Raises SpecError that names every bad field.
+    """A new Job manifest: `job` as its owner wrote it, with our parts.
 
+    Which Jobs fit is the chart's to say (`adoption.yaml`): the API server has judged this one, or nobody has. Raises
+    SpecError where there is no program to put our launcher before, or the platform lacks the wished level.
     `key` is what the job is called by its pods (`kinds.job_key`); None: its name.
     """
     if managed(job):
         raise SpecError(
             [("spec.template.spec.initContainers", job_names.CONTAINER_SIDECAR, "is there: adopted already")]
         )
-    wish = eligibility.wish(job)
-    found = eligibility.problems(job, platform)
-    if not found and (text := privileges.problem(wish, platform)):
-        found = [(f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wish, text)]
-    if found:
-        raise SpecError(found)
+    containers = pod_of(job).get("containers") or []
+    if len(containers) != 1 or not containers[0].get("command"):
+        named = [container.get("name") for container in containers]
+        raise SpecError([("spec.template.spec.containers", named, "must be exactly one, with its command")])
+    wished = wish(job)
+    if text := privileges.problem(wished, platform):
+        raise SpecError([(f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wished, text)])
     ours = parts(platform, job["metadata"].get("namespace") or "default")
     made = _with_parts(job, ours, platform, key or job["metadata"]["name"])
     plain: Object = json.loads(json.dumps(made))  # shares nothing with the platform
@@ -78,12 +89,12 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
 def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, key: str) -> Object:
     result: Object = json.loads(json.dumps(job))
     meta, spec = result["metadata"], result["spec"]
-    workers = eligibility.workers(job)
+    workers = int(spec.get("parallelism", 1))
     access = store_access.of(platform, meta.get("namespace") or "default")
     own = {job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: key}
     meta["labels"] = {**(meta.get("labels") or {}), **own}
     defaults = {
-        job_names.ANN_BUDGET: str(eligibility.BUDGET_DEFAULT),
+        job_names.ANN_BUDGET: str(BUDGET_DEFAULT),
         job_names.ANN_WORLD_SIZE: str(workers),
         job_names.ANN_STORE: access.url,
     }
@@ -103,7 +114,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     labels = template.setdefault("metadata", {})
     labels["labels"] = {**(labels.get("labels") or {}), **own}
     pod = template["spec"]
-    pod["terminationGracePeriodSeconds"] = max(pod.get("terminationGracePeriodSeconds", 30), eligibility.GRACE_LEAST)
+    pod["terminationGracePeriodSeconds"] = max(pod.get("terminationGracePeriodSeconds", 30), GRACE_LEAST)
     if "serviceAccountName" in ours:
         pod.setdefault("serviceAccountName", ours["serviceAccountName"])
     for flag in ("automountServiceAccountToken", "enableServiceLinks"):
@@ -132,10 +143,9 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
             "securityContext": train["securityContext"],
         }
     )
-    wish = eligibility.wish(job)
-    level = privileges.chosen(wish, platform, ours)
+    level = privileges.chosen(wish(job), platform, ours)
     if level.name == USER_NAMESPACE:
-        level = privileges.chosen(wish, platform, pod)
+        level = privileges.chosen(wish(job), platform, pod)
     leveled(pod, level.name)
     meta["annotations"][job_names.ANN_PRIVILEGES_WHY] = level.why
     return result

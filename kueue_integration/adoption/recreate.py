@@ -18,11 +18,9 @@ from ..errors import (
     AlreadyExists,
     Conflict,
     ConflictError,
-    Invalid,
     JobNotFoundError,
     KubeError,
     NotFound,
-    PlatformError,
     SpecError,
 )
 from ..jobs import preflight
@@ -31,7 +29,9 @@ from ..kube.resources import CONFIG_MAP, JOB, JOBSET, POD, TRAINJOB, Object, lab
 from ..manifests.live_job import as_written
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
+from . import judge
 from .jobset import adopted_jobset
+from .judge import judged
 from .patch import adopted, managed
 from .trainjob import adopted_trainjob
 
@@ -73,23 +73,40 @@ def cluster_checks(kube: Kube, job: Mapping[str, Any]) -> None:
 
 
 def manifest(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
-    """The adopted form of a Job, JobSet or TrainJob. Raises SpecError."""
+    """The adopted form of a Job, JobSet or TrainJob that was judged. Raises SpecError."""
     if job.get("kind") == JOBSET.name:
         return adopted_jobset(job, platform)
     return adopted_trainjob(job, platform) if job.get("kind") == TRAINJOB.name else adopted(job, platform)
 
 
+def unjudged(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """The same without a cluster: nobody has looked at any field. Raises SpecError."""
+    try:
+        return manifest(job, platform)
+    except SpecError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        name = job["metadata"].get("name")
+        raise SpecError([(str(job.get("kind")), name, f"is none of the API: {error!r}")]) from None
+
+
+def made_of(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """The adopted form of a manifest, which the API server has judged. Raises SpecError, PlatformError, KubeError."""
+    judged(kube, job, platform)
+    return manifest(job, _of_queue(kube, platform, job))
+
+
 def create(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig, dry_run: bool = False) -> Object:
     """Create the adopted form of a manifest. Raises SpecError, PlatformError, ConflictError, KubeError."""
-    made = manifest(job, _of_queue(kube, platform, job))
+    made = made_of(kube, job, platform)
     preflight.followed(platform, made["metadata"]["namespace"])
     cluster_checks(kube, made)
-    return _create(kube, made, dry_run)
+    return judge.create(kube, made, dry_run)
 
 
 def _of_queue(kube: Kube, platform: PlatformConfig, job: Mapping[str, Any]) -> PlatformConfig:
     """The platform as far as it is the job's queue's."""
-    if not job or job.get("kind") == TRAINJOB.name:  # whose level is that of its runtime, one for all queues
+    if job.get("kind") == TRAINJOB.name:  # whose level is that of its runtime, one for all queues
         return platform
     queue = label(job, job_names.KUEUE_QUEUE_LABEL)
     return preflight.of_queue(kube, platform, str(job["metadata"]["namespace"]), queue) if queue else platform
@@ -104,7 +121,7 @@ def preview(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> 
     reason = started(job) or _has_pods(kube, namespace, name)
     if reason:
         raise ConflictError(f"Job {name!r} in namespace {namespace!r} {reason}")
-    return adopted(as_written(job), _of_queue(kube, platform, job))
+    return made_of(kube, as_written(job), platform)
 
 
 def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
@@ -115,9 +132,9 @@ def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) ->
     """
     kept = kube.find(CONFIG_MAP, namespace, backup_name(name))
     job = kube.find(JOB, namespace, name)
-    platform = _of_queue(kube, platform, job or {})
     if job is None and kept is not None:  # an earlier call ended between delete and create
-        return _finish(kube, _manifest(kept), platform)
+        old = _manifest(kept)
+        return _finish(kube, old, _of_queue(kube, platform, old))
     if job is None:
         raise JobNotFoundError(f"there is no Job {name!r} in namespace {namespace!r}")
     if kept is not None and managed(job):  # ... or between create and clean-up
@@ -127,10 +144,12 @@ def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) ->
     if reason:
         raise ConflictError(f"Job {name!r} in namespace {namespace!r} {reason}")
     old = as_written(job)
+    platform = _of_queue(kube, platform, job)
+    judged(kube, old, platform)
     new = adopted(old, platform)
     cluster_checks(kube, new)
     probe = {**new, "metadata": {**new["metadata"], "name": f"{name[:45]}-probe"}}
-    _create(kube, probe, dry_run=True)  # what the API server would refuse, it refuses before anything is deleted
+    judge.create(kube, probe, dry_run=True)  # what the API server would refuse, it refuses before anything is deleted
     _keep(kube, old)
     try:
         kube.delete(
@@ -150,7 +169,7 @@ def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) ->
 def _finish(kube: Kube, old: Object, platform: PlatformConfig) -> Object:
     namespace, name = old["metadata"]["namespace"], old["metadata"]["name"]
     try:
-        made = _create(kube, adopted(old, platform), dry_run=False)
+        made = judge.create(kube, adopted(old, platform), dry_run=False)
     except (KubeError, SpecError) as error:
         raise ConflictError(
             f"Job {name!r} was deleted but not made again: {error}. Its manifest is in ConfigMap "
@@ -158,23 +177,6 @@ def _finish(kube: Kube, old: Object, platform: PlatformConfig) -> Object:
         ) from error
     _forget(kube, namespace, name)
     return made
-
-
-def _create(kube: Kube, obj: Object, dry_run: bool) -> Object:
-    kind, name = obj["kind"], obj["metadata"]["name"]
-    try:
-        return kube.create(obj, dry_run=dry_run)
-    except NotFound:
-        raise PlatformError(f"this cluster does not serve {obj['apiVersion']} {kind}: install its controller") from None
-    except AlreadyExists:
-        raise ConflictError(_exists(kind, name)) from None
-    except Invalid as error:
-        raise SpecError([(kind, name, f"the API server refused it: {error}")]) from error
-
-
-def _exists(kind: str, name: str) -> str:
-    there = f"{kind} {name!r} exists already"
-    return f"{there}; `singularityctl adopt {name} --recreate` replaces it" if kind == JOB.name else there
 
 
 def _has_pods(kube: Kube, namespace: str, name: str) -> str:

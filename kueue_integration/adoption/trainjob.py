@@ -2,8 +2,8 @@
 
 A TrainJob has no field for a container, so our parts are those of the ClusterTrainingRuntime `RUNTIME`, which the
 controller makes (chart value `trainjob.enabled`). What differs between jobs stands in the TrainJob: its program and
-environment in `spec.trainer`, the rest in a runtime patch of ours. Held to the same rules as a Job:
-docs/workload-kinds.md.
+environment in `spec.trainer`, the rest in a runtime patch of ours. Held to the same rules as a Job
+(`judge`): docs/workload-kinds.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from ..manifests.job_manifests import BACKOFF_LIMIT, failure_rules
 from ..manifests.pod import LAUNCHER, leveled
 from ..spec import privileges
 from ..spec.platform_config import AUTO, NODE, PRIVILEGES, PlatformConfig
-from . import eligibility
-from .patch import PER_JOB, adopted, parts
+from .patch import GRACE_LEAST, PER_JOB, adopted, parts, wish
 
 Problem = tuple[str, object, str]
 RUNTIME = "singularity"
@@ -32,8 +31,6 @@ FRAMEWORK = {"trainer.kubeflow.org/framework": "torch"}
 """Label by which Kubeflow's clients know what a runtime is for."""
 MANAGER = "singularity.dev/adoption"
 """Of our entry in `spec.runtimePatches`."""
-_POD = "spec.template.spec"
-_CONTAINER = f"{_POD}.containers[0]"
 
 
 def level(platform: PlatformConfig) -> privileges.Level:
@@ -52,7 +49,7 @@ def runtime(platform: PlatformConfig) -> Object:
     pod["containers"] = [{**train, **own, "command": [*LAUNCHER]}]
     leveled(pod, level(platform).name)
     pod.update(
-        terminationGracePeriodSeconds=eligibility.GRACE_LEAST,
+        terminationGracePeriodSeconds=GRACE_LEAST,
         automountServiceAccountToken=False,
         enableServiceLinks=False,
     )
@@ -77,19 +74,12 @@ def runtime(platform: PlatformConfig) -> Object:
 
 
 def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> Object:
-    """A new manifest: `trainjob` as its owner wrote it, behind our launcher. Raises SpecError that names every bad
-    field."""
+    """A new manifest: `trainjob` as its owner wrote it, behind our launcher. Raises SpecError."""
     result: Object = json.loads(json.dumps(trainjob))
-    found = _problems(result, platform)
-    if found:
-        raise SpecError(found)
+    made = adopted(as_job(result, platform), platform, job_key(result))
     spec = result["spec"]
     trainer = spec.setdefault("trainer", {})
-    each = int(trainer.pop("numProcPerNode", None) or 1)
-    try:
-        made = adopted(_as_job(result, each), platform, job_key(result))
-    except SpecError as error:
-        raise SpecError([(_inside(field), value, fix) for field, value, fix in error.problems]) from None
+    trainer.pop("numProcPerNode", None)
     result["metadata"] = made["metadata"]
     result["metadata"]["annotations"].pop(job_names.COMPLETIONS_EQUAL_PARALLELISM)
     result["metadata"]["annotations"][job_names.ANN_PRIVILEGES_WHY] = level(platform).why
@@ -114,14 +104,17 @@ def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> O
     return result
 
 
-def _as_job(trainjob: Object, ranks_each: int) -> Object:
-    """The Job that the TrainJob stands for, as far as its owner wrote it."""
-    trainer = trainjob["spec"]["trainer"]
-    workers = int(trainer.get("numNodes") or 1)
+def as_job(trainjob: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """The Job that the TrainJob stands for, as its owner wrote it. Raises SpecError that names what no Job has."""
+    found = _problems(trainjob, platform)
+    if found:
+        raise SpecError(found)
+    trainer = trainjob["spec"].get("trainer") or {}
+    workers, ranks_each = (int(trainer.get(name) or 1) for name in ("numNodes", "numProcPerNode"))
     meta: Object = json.loads(json.dumps(trainjob["metadata"]))
     if ranks_each > 1 and Job.parse(trainjob).world_size is None:
         meta.setdefault("annotations", {})[job_names.ANN_WORLD_SIZE] = str(workers * ranks_each)
-    container: Object = {"name": CONTAINER_NODE}
+    container: Object = {"name": CONTAINER_NODE, "image": platform.train_image}
     container |= {k: trainer[k] for k in ("image", "command", "args", "env") if k in trainer}
     pod: Object = {"restartPolicy": "Never", "containers": [container]}
     for theirs in _pod_patches(trainjob["spec"]):
@@ -148,13 +141,6 @@ def _join(owner: Object, patch: Mapping[str, Any]) -> None:
     context = {**(owner.get("securityContext") or {}), **(patch.get("securityContext") or {})}
     if context:
         owner["securityContext"] = context
-
-
-def _inside(field: str) -> str:
-    known = {"spec.parallelism": "spec.trainer.numNodes"}
-    if field.startswith((f"{_CONTAINER}.volumeMounts", f"{_POD}.volumes", f"{_CONTAINER}.sec", f"{_POD}.sec")):
-        return "spec.runtimePatches"
-    return known.get(field, field.replace(_CONTAINER, "spec.trainer", 1))
 
 
 def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Problem]:
@@ -191,10 +177,10 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
                 fix,
             )
         )
-    wish, given = eligibility.wish(trainjob), level(platform).name
-    if wish in PRIVILEGES and wish != given:
+    wished, given = wish(trainjob), level(platform).name
+    if wished in PRIVILEGES and wished != given:
         fix = f"the {TRAINING_RUNTIME.name} {RUNTIME!r} gives all {TRAINJOB.name}s the level {given!r}; leave it out"
-        found.append((f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wish, fix))
+        found.append((f"metadata.annotations[{job_names.ANN_PRIVILEGES}]", wished, fix))
     if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
         found.append(("spec.managedBy", spec["managedBy"], "is not supported: Trainer's controller has to run it"))
     return found

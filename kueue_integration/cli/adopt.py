@@ -46,6 +46,8 @@ def adopt(
     Never. A Job that exists in the cluster cannot be changed. With --recreate, a Job that has never started is created
     again under its name, and goes to the end of its queue.
 
+    The API server judges the manifest by the chart's rules, before anything is made. With --platform nothing does.
+
     \b
     Examples:
       singularityctl adopt -f job.yaml
@@ -69,7 +71,10 @@ def adopt(
     if file is not None:
         job = read(file, namespace)
         if dry_run:
-            echo(yaml.safe_dump(live.manifest(job, config), sort_keys=False), nl=False)
+            made = live.unjudged(job, config) if kube is None else live.made_of(kube, job, config)
+            echo(yaml.safe_dump(made, sort_keys=False), nl=False)
+            if kube is None:
+                echo("no cluster was asked: nothing has judged this manifest", err=True)
             return
         assert kube is not None
         made = live.create(kube, job, config)

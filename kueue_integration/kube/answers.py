@@ -64,4 +64,6 @@ def _error(method: str, path: str, status: int, answer: Mapping[str, Any], other
         410: Gone,
         422: Invalid,
     }.get(status, KubeError)
-    return cls(f"{method} {path}: {text} (HTTP {status})", status=status, reason=reason)
+    details = answer.get("details")
+    denied = isinstance(details, Mapping) and bool(details.get("causes"))
+    return cls(f"{method} {path}: {text} (HTTP {status})", status=status, reason=reason, denied=denied)

@@ -160,6 +160,7 @@ BAD: list[tuple[str, str, Any]] = [
     ("spec.template.spec.securityContext.runAsGroup", f"{_POD}.securityContext", {"runAsGroup": 5}),
     ("spec.template.spec.securityContext.runAsNonRoot", f"{_POD}.securityContext",
      {"runAsNonRoot": True, "runAsUser": 0, "runAsGroup": 5}),
+    ("spec.template.spec.containers[0].restartPolicy", f"{_C}.restartPolicy", "Always"),
     ("spec.template.spec.containers[0].livenessProbe", f"{_C}.livenessProbe", {"exec": {"command": ["true"]}}),
     ("spec.template.spec.containers[0].readinessProbe", f"{_C}.readinessProbe", {"exec": {"command": ["true"]}}),
     ("spec.template.spec.containers[0].startupProbe", f"{_C}.startupProbe", {"exec": {"command": ["true"]}}),
@@ -190,6 +191,25 @@ BAD: list[tuple[str, str, Any]] = [
     ("metadata.annotations[singularity.dev/privileges]", "metadata.annotations.singularity~dev/privileges", "root"),
 ]  # fmt: skip
 """(field that must be named, path of the change, value)."""
+
+_PATCH = "spec.runtimePatches.0.trainingRuntimeSpec.template.spec.replicatedJobs.0.template.spec.template.spec"
+BAD_TRAINJOBS: list[tuple[str, str, Any]] = [
+    ("metadata.name", "metadata.name", "n" * 53),
+    ("metadata.labels[kueue.x-k8s.io/queue-name]", "metadata.labels.kueue~x-k8s~io/queue-name", None),
+    ("spec.template.spec.containers[0].command", "spec.trainer.command", None),
+    ("spec.template.spec.containers[0].command", "spec.trainer.command", ["torchrun", "train.py"]),
+    ("spec.template.spec.containers[0].env", "spec.trainer.env.1.name", "SINGULARITY_JOB"),
+    ("spec.template.spec.volumes", f"{_PATCH}.volumes",
+     [{"name": "src", "emptyDir": {}}, {"name": "shared", "emptyDir": {}}]),
+    ("mountPath", f"{_PATCH}.containers.0.volumeMounts.0.mountPath", "/src/nvidia"),
+    ("spec.template.spec.containers[0].securityContext", f"{_PATCH}.containers.0.securityContext",
+     {"runAsUser": 5, "readOnlyRootFilesystem": True}),
+    ("spec.template.spec.containers[0].securityContext.runAsUser", f"{_PATCH}.containers.0.securityContext",
+     {"runAsUser": -1}),
+    ("spec.template.spec.containers[0].securityContext.runAsNonRoot", f"{_PATCH}.containers.0.securityContext",
+     {"runAsNonRoot": True}),
+]  # fmt: skip
+"""(field of the Job that it stands for, path of the change, value)."""
 
 GOOD: list[Job] = [
     plain(),

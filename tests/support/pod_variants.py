@@ -459,4 +459,61 @@ BAD: dict[str, tuple[Make, str]] = {
         _with(_probe, lambda pod, _: pod["containers"][1].update(image="example/mine:1")),
         "container criu: only the platform's launcher",
     ),
+    # A process beside ours that sees it reaches its files by way of /proc.
+    "somebody who sees the installer": (
+        _with(ours, lambda pod, _: (
+            pod.update(shareProcessNamespace=True),
+            pod["initContainers"].insert(0, _container("watch", restartPolicy="Always")))),
+        "no shareProcessNamespace beside it",
+    ),
+    "somebody who sees the sidecar": (
+        _with(ours, lambda pod, _: pod.update(shareProcessNamespace=True, containers=[_container()])),
+        "container install-agent: no shareProcessNamespace beside it",
+    ),
+    "the kubelet's message over the launcher": (
+        _with(ours, _train(terminationMessagePath="/singularity/agent/launcher/digests")),
+        "nor may terminationMessagePath be there",
+    ),
+    "the kubelet's message over the launcher, by a path that is cleaned": (
+        _with(ours, _train(terminationMessagePath="/x/../singularity/agent")), "nor may terminationMessagePath be there"
+    ),
+    "the kubelet's message over the installer's program": (
+        _with(ours, _init(_INSTALL, terminationMessagePath="/opt/singularity/launcher/digests")),
+        "init container install-agent: the name is the platform's",
+    ),
+    "a device of the user's in the sidecar": (
+        _with(ours, lambda pod, _: (
+            pod["volumes"].append({"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}),
+            _init(_SIDECAR, volumeDevices=[{"name": "disk", "devicePath": "/opt/singularity/app/x"}])(pod, _))),
+        "init container device-proxy: the name is the platform's",
+    ),
+    **{
+        f"a sidecar with modules by {name}": (
+            _with(ours, _variable(_SIDECAR, name, "/mine")), "init container device-proxy: must have no workingDir"
+        )
+        for name in ("OPENSSL_CONF", "OPENSSL_MODULES", "GCONV_PATH")
+    },
+    # What Pod Security's baseline refuses besides.
+    "a port of the node": (
+        _with(other, _train(ports=[{"containerPort": 10250, "hostPort": 10250}])), "hostPort of container main must not"
+    ),
+    "a probe of another host": (
+        _with(other, _train(livenessProbe={"httpGet": {"host": "169.254.169.254", "port": 80}})),
+        "a probe's host of container main must not",
+    ),
+    "a hook that asks another host": (
+        _with(other, _train(lifecycle={"postStart": {"httpGet": {"host": "10.0.0.1", "port": 80}}})),
+        "a probe's host of container main must not",
+    ),
+    "no filter of system calls": (
+        _with(other, _pod(securityContext={"seccompProfile": {"type": "Unconfined"}})),
+        "seccompProfile Unconfined of container main must not",
+    ),
+    "a setting of the kernel": (
+        _with(other, _pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]})),
+        "sysctl kernel.msgmax must not",
+    ),
+    "another type of SELinux": (
+        _with(other, _train(securityContext={"seLinuxOptions": {"type": "spc_t"}})), "seLinuxOptions must not be set"
+    ),
 }  # fmt: skip

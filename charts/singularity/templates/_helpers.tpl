@@ -62,6 +62,18 @@ that only the sidecar may show (`store`). */}}
 {{- dict "paths" (concat $paths $store | uniq) "readOnly" $read "store" ($store | uniq) | toJson -}}
 {{- end }}
 
+{{/* JSON lists: Secrets whose entries are variables of sidecars, and names of further variables of theirs. */}}
+{{- define "singularity.guard.storeSecrets" -}}
+{{- $found := list -}}
+{{- range prepend (values (.Values.store.namespaces | default dict)) .Values.store }}{{ with .secret }}{{ $found = append $found . }}{{ end }}{{ end -}}
+{{- $found | uniq | sortAlpha | toJson -}}
+{{- end }}
+{{- define "singularity.guard.storeSettings" -}}
+{{- $found := list -}}
+{{- range prepend (values (.Values.store.namespaces | default dict)) .Values.store }}{{ $found = concat $found (keys (.env | default dict)) }}{{ end -}}
+{{- $found | uniq | sortAlpha | toJson -}}
+{{- end }}
+
 {{/* A pod of this chart that looks at the cluster with the controller's image. `name`: of the container. */}}
 {{- define "singularity.lookPod" -}}
 serviceAccountName: {{ .account }}

@@ -29,7 +29,7 @@ def policies(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Pol
     values = tmp_path_factory.mktemp("values") / "values.json"
     pods = {"volumes": [*PLATFORM.volumes], "volumeMounts": [*PLATFORM.volume_mounts], "env": dict(PLATFORM.env)}
     images = {"agent": PLATFORM.agent_image}
-    store = {"volumes": [*STORE_PODS["volumes"]], "volumeMounts": [*STORE_PODS["volumeMounts"]]}
+    store = {"volumes": [*STORE_PODS["volumes"]], "volumeMounts": [*STORE_PODS["volumeMounts"]], "secret": "s3"}
     worker = {"worker": {"enabled": True}}
     values.write_text(json.dumps({"images": images, "pods": pods, "store": store, "multikueue": worker}))
     return Policies(server, values=str(values))

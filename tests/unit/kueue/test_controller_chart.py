@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rendered import CHART, HELM, NO_HELM, controller_env, helm, render
 
-from kueue_integration.adoption import review, trainjob
+from kueue_integration.adoption import judge, review, trainjob
 from kueue_integration.contract import job_names
 from kueue_integration.controller import config
 from kueue_integration.controller import config as controller_config
@@ -454,15 +454,24 @@ def test_the_controller_may_write_what_adoption_needs(filled):
 
 def test_rules_of_adoption_have_the_platforms_values_and_say_the_same_to_webhook_and_policy(filled):
     policy = filled["ValidatingAdmissionPolicy", review.NAME]["spec"]
-    expressions = [rule["expression"] for rule in policy["validations"][:-1]]
-    said = "\n".join(expressions)
+    (broken,) = [variable["expression"] for variable in policy["variables"]]
     for text in (r'["/shared","/it\u0027s data"]', '["shared","data"]', r'"file:///shared/it\u0027s"', "<= 600"):
-        assert text in said or text.replace(r"\u0027", "'") in said, text
+        assert text in broken or text.replace(r"\u0027", "'") in broken, text
     (hook,) = filled["MutatingWebhookConfiguration", review.NAME]["webhooks"]
     asked = [condition["expression"] for condition in hook["matchConditions"]]
-    assert asked == [policy["matchConditions"][0]["expression"], *expressions]
+    assert asked[0] == policy["matchConditions"][0]["expression"]
+    assert [rule for rule in asked[1:] if f'({rule}) ? "" :' not in broken] == []
+    assert len(asked) == 1 + broken.count(' ? "" :')
     assert len(asked) <= 64, "more match conditions than the API server takes"
     assert hook["clientConfig"]["service"]["path"] == review.PATH and hook["failurePolicy"] == "Fail"
+
+
+def test_without_adoption_by_label_the_command_is_answered_all_the_same():
+    """Of the store, too, which may be each namespace's own then."""
+    policy = render("store.namespaces.a.url=gs://x")["ValidatingAdmissionPolicy", review.NAME]["spec"]
+    (whom,) = policy["matchConstraints"]["objectSelector"]["matchExpressions"]
+    assert whom["values"] == [judge.ASKED] and len(policy["validations"]) == 1
+    assert '{"a":"gs://x"}[?request.namespace]' in policy["variables"][0]["expression"]
 
 
 def test_an_uninstall_asks_first_whether_a_queue_is_fenced():

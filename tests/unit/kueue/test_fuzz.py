@@ -43,6 +43,8 @@ FRAGMENTS: tuple[tuple[str, Any], ...] = (
     ("name", "train"), ("name", "device-proxy"), ("name", "install-agent"), ("name", "criu"),
     ("env", [{"name": "SINGULARITY_ROOT", "value": "/mine"}]), ("env", [{"name": "LD_PRELOAD", "value": "/mine.so"}]),
     ("envFrom", [{"configMapRef": {"name": "mine"}}]), ("workingDir", "/mine"), ("restartPolicy", "Always"),
+    ("ports", [{"containerPort": 80, "hostPort": 80}]), ("terminationMessagePath", "/singularity/agent/launcher/start"),
+    ("env", [{"name": "OPENSSL_CONF", "value": "/mine"}]), ("seccompProfile", {"type": "Unconfined"}),
     ("lifecycle", {"postStart": {"exec": {"command": ["id"]}}}), ("livenessProbe", {"exec": {"command": ["id"]}}),
 )  # fmt: skip
 
@@ -54,6 +56,9 @@ def dangers(spec: Pod) -> list[str]:
     paths = [str(each["hostPath"]["path"]) for each in spec.get("volumes") or () if each.get("hostPath")]
     found += [f"hostPath {path}" for path in paths if path not in platform]
     taken = hit(spec)
+    named = {each["name"] for each in containers(spec)}
+    if spec.get("shareProcessNamespace") and named & {job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR}:
+        found.append("shareProcessNamespace")
     for each in containers(spec):
         name, context = each["name"], each.get("securityContext") or {}
         added = {str(c).upper().removeprefix("CAP_") for c in (context.get("capabilities") or {}).get("add") or ()}
@@ -62,6 +67,9 @@ def dangers(spec: Pod) -> list[str]:
         ours = more or name in (job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)
         found += [f"another program in {name}"] * bool(ours and name in taken)
         found += [f"{name} {what}" for what in ("privileged",) if context.get(what)]
+        found += [f"{name} hostPort" for port in each.get("ports") or () if port.get("hostPort")]
+        message = str(each.get("terminationMessagePath") or "")
+        found += [f"{name} {message}"] * bool(ours and message.startswith(("/singularity", "/opt/singularity")))
         # A launcher with users of its own mounts a /proc of its own: it shows nothing of the node.
         masked = context.get("procMount") in (None, "Default")
         own = spec.get("hostUsers") is False and name in (job_names.CONTAINER_TRAIN, "node", criu_probe.CRIU)
@@ -101,6 +109,7 @@ def test_the_oracle_sees_what_the_guard_refuses() -> None:
     assert dangers(good) == []
     for change in (
         lambda spec: spec.update(hostPID=True),
+        lambda spec: spec.update(shareProcessNamespace=True),
         lambda spec: spec["volumes"].append({"name": "x", "hostPath": {"path": "/etc"}}),
         lambda spec: spec["containers"].append({"name": "x", "image": "x", "securityContext": SECURITY}),
         lambda spec: spec["containers"][0].update(command=["sh"]),

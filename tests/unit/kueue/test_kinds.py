@@ -94,13 +94,8 @@ def test_the_runtime_has_every_part_that_a_job_has_and_nothing_of_a_job() -> Non
         ("spec.initializer", "spec.initializer", {"dataset": {"storageUri": "hf://x"}}),
         ("spec.trainer.numNodes", "spec.trainer.numNodes", 0),
         ("spec.trainer.numProcPerNode", "spec.trainer.numProcPerNode", "auto"),
-        ("spec.trainer.command", "spec.trainer.command", None),
-        ("spec.trainer.command", "spec.trainer.command", ["torchrun", "train.py"]),
-        ("spec.trainer.env", "spec.trainer.env.1.name", "SINGULARITY_JOB"),
         ("spec.managedBy", "spec.managedBy", "kueue.x-k8s.io/multikueue"),
         ("spec.runtimePatches", "spec.runtimePatches.0.manager", rules_of_trainjob.MANAGER),
-        ("metadata.name", "metadata.name", "n" * 53),
-        ("metadata.labels[kueue.x-k8s.io/queue-name]", "metadata.labels.kueue~x-k8s~io/queue-name", None),
         ("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]",
          "metadata.annotations.kueue~x-k8s~io/job-min-parallelism", "1"),
     ],
@@ -113,11 +108,6 @@ def test_what_a_trainjob_cannot_have_is_named(field: str, path: str, value: Any)
 
 def test_runtime_patches_of_the_owner_may_not_take_our_places() -> None:
     for kind, entry in (
-        ("volumes", {"name": "shared", "emptyDir": {}}),
-        ("containers", {"name": "node", "volumeMounts": [{"name": "src", "mountPath": "/singularity/run"}]}),
-        ("containers", {"name": "node", "securityContext": {"runAsUser": 5, "privileged": True}}),
-        ("containers", {"name": "node", "securityContext": {"runAsUser": -1}}),
-        ("containers", {"name": "node", "securityContext": {"runAsNonRoot": True}}),
         ("initContainers", {"name": "device-proxy", "env": []}),
         ("initContainers", {"name": "fetch"}),
         ("containers", {"name": "beside"}),

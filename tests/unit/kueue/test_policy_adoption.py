@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adoption_cases import BAD, GOOD, changed, labelled, plain
+from adoption_cases import BAD, BAD_TRAINJOBS, GOOD, changed, jobset, labelled, plain, trainjob
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from api_server import TENANT, Policies
 from kueue_samples import PLATFORM
 from rendered import render
 
-from kueue_integration.adoption import recreate, review
+from kueue_integration.adoption import judge, recreate, review
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates
 from kueue_integration.controller.sidecar_api.adoption import MOST, Adoption
 from kueue_integration.controller.sidecar_api.http import _errors
-from kueue_integration.errors import KubeError
+from kueue_integration.errors import KubeError, SpecError
 from kueue_integration.job import states
 from kueue_integration.kube.resources import Object, annotation, kind_of
 from kueue_integration.spec import privileges
@@ -45,6 +45,7 @@ LEVELS: dict[str, dict[str, Any]] = {
     "a device claim": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]},
 }
 GUARDS = "'singularity-guard-"
+POLICY = kind_of({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy"})
 
 
 class Controller:
@@ -95,22 +96,27 @@ def controller(policies: Policies, tmp_path_factory: pytest.TempPathFactory) -> 
     objects = render(values=str(values))
     here = {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}
     hook = objects["MutatingWebhookConfiguration", review.NAME]
-    policy, binding = (objects[f"ValidatingAdmissionPolicy{part}", review.NAME] for part in ("", "Binding"))
+    policy = objects[POLICY.name, review.NAME]
     policy["spec"]["matchConstraints"]["namespaceSelector"] = here
     for each in hook["webhooks"]:
         each["namespaceSelector"] = here
         authorities = b64encode(made.authority.encode()).decode()
         each["clientConfig"] = {"url": f"https://localhost:{made.port}{review.PATH}", "caBundle": authorities}
     policies.label(NAMESPACE)
-    for each in (hook, policy, binding):
-        policies.admin.create(each)
+    policies.admin.create(hook)
+    changed_policy(policies, policy["spec"])  # its binding is there: the chart has the policy without adoption, too
     unfit = labelled(changed("spec.completionMode", None))
     policies.eventually(lambda: "must be Indexed" in refusal(policies, unfit), "the policy of adoption is in force")
     policies.eventually(lambda: not refusal(policies, labelled(plain())), "the webhook is asked")
     yield made
     made.stop()
-    for each in (hook, binding, policy):
-        policies.admin.delete(kind_of(each), None, review.NAME)
+    policies.admin.delete(kind_of(hook), None, review.NAME)
+    usual = render()[POLICY.name, review.NAME]["spec"]
+    changed_policy(policies, {**usual, "matchConstraints": {**usual["matchConstraints"], "namespaceSelector": None}})
+
+
+def changed_policy(policies: Policies, spec: Object) -> None:
+    policies.admin.patch(POLICY, None, review.NAME, {"spec": spec})
 
 
 def refusal(policies: Policies, job: Object) -> str:
@@ -171,7 +177,53 @@ def test_a_bad_one_is_refused_with_its_field(
 ) -> None:
     """By the policy of adoption, or by a guard, which needs no rule of adoption beside it."""
     said = refusal(policies, labelled(changed(path, value)))
-    assert f"denied request: {field}: " in said or GUARDS in said or f"{field} = " in said, said
+    asked = (f"denied request: {field}: ", f"{field} = ", GUARDS, f" is invalid: {field}")  # a path is there twice
+    assert any(text in said for text in asked), said
+
+
+# --- the command asks -------------------------------------------------------------------------------------------------
+def by_command(policies: Policies, job: Object) -> str:
+    """What `adopt` says of a job of any kind; "" if it would be created. Its queue is not looked for."""
+    tenant = policies.server.kube(TENANT)
+    try:
+        judge.judged(tenant, job, PLATFORM)
+        judge.create(tenant, recreate.manifest(job, PLATFORM), dry_run=True)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("job", [*GOOD, jobset(), trainjob()], ids=range(len(GOOD) + 2))
+def test_nothing_is_said_of_a_good_one(policies: Policies, controller: Controller, job: Object) -> None:
+    assert by_command(policies, job) == ""
+
+
+@pytest.mark.parametrize(("field", "path", "value"), BAD, ids=[f"{n}-{case[0]}" for n, case in enumerate(BAD)])
+def test_the_command_prints_the_api_servers_own_sentence(
+    policies: Policies, controller: Controller, field: str, path: str, value: Any
+) -> None:
+    """Also of the Job inside of a JobSet."""
+    jobs = [changed(path, value)]
+    if "managedBy" not in path and "min-parallelism" not in path:  # which are the JobSet's own
+        jobs.append(changed(path.replace("spec.", "spec.replicatedJobs.0.template.spec.", 1), value, jobset()))
+    for job in jobs:
+        said = by_command(policies, job)
+        assert any(text in said for text in (f"denied request: {field}", GUARDS, f"{field} = ", f"{field}: ")), said
+
+
+@pytest.mark.parametrize(("field", "path", "value"), BAD_TRAINJOBS, ids=[path for _, path, _ in BAD_TRAINJOBS])
+def test_the_command_says_what_the_job_of_a_trainjob_breaks(
+    policies: Policies, controller: Controller, field: str, path: str, value: Any
+) -> None:
+    assert field in by_command(policies, changed(path, value, trainjob()))
+
+
+def test_all_problems_are_told_at_once_with_their_values(policies: Policies, controller: Controller) -> None:
+    job = changed("spec.completions", 4, changed("spec.template.spec.containers.0.command", ["/opt/bin/torchrun"]))
+    said = by_command(policies, changed("metadata.annotations.singularity~dev/checkpoint-budget-seconds", "9999", job))
+    for text in ("spec.completions = 4: must equal", "command = /opt/bin/torchrun: starts torchrun",
+                 "checkpoint-budget-seconds] = 9999: must be a whole number of seconds"):  # fmt: skip
+        assert text in said
 
 
 def test_while_the_controller_is_away_only_jobs_that_need_it_are_refused(
@@ -191,19 +243,22 @@ def test_while_the_controller_is_away_only_jobs_that_need_it_are_refused(
 # --- whatever anybody sends -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"", 400), (b"[]", 400), (b'{"request": {"object": {"kind": "Job"}}}', 400), (b"[" * 100, 400),
-     (json.dumps({"request": {"object": {"kind": "Job", "metadata": {"name": 1}, "spec": []}}}).encode(), 400),
+    [(b"", 400), (b"[]", 400), (b'{"request": {"object": {"kind": "Job"}}}', 200), (b"[" * 100, 400),
+     (json.dumps({"request": {"object": {"kind": "Job", "metadata": {"name": 1}, "spec": []}}}).encode(), 200),
+     (json.dumps({"request": {"object": {"kind": "Job", "spec": 5}}}).encode(), 400),
      (json.dumps({"request": {"object": {"kind": "Pod"}}}).encode(), 400), (b" " * (MOST + 1), 413)],
-    ids=["nothing", "a list", "no spec", "deep", "other types", "a pod", "large"],
+    ids=["nothing", "a list", "no spec", "deep", "other types", "no mapping", "a pod", "large"],
 )  # fmt: skip
 def test_what_is_no_job_gets_an_answer(tmp_path: Path, body: bytes, status: int) -> None:
-    async def asked() -> int:
+    async def asked() -> tuple[int, str]:
         app = web.Application(middlewares=[_errors])
         Adoption(lambda: PLATFORM).attach(app)
         async with TestClient(TestServer(app)) as client:
-            return (await client.post(review.PATH, data=body)).status
+            answer = await client.post(review.PATH, data=body)
+            return answer.status, await answer.text()
 
-    assert asyncio.run(asked()) == status
+    found, said = asyncio.run(asked())
+    assert found == status and '"allowed": true' not in said
 
 
 def test_before_the_authorities_are_known_it_says_so() -> None:

@@ -120,6 +120,8 @@ def test_a_pod_of_before_can_still_be_let_go(policies: Policies) -> None:
     [
         ({}, ""),
         ({"targetContainerName": "train"}, ""),
+        ({"targetContainerName": "device-proxy"}, "container device-proxy: no shareProcessNamespace beside it"),
+        ({"targetContainerName": "install-agent"}, "container install-agent: no shareProcessNamespace beside it"),
         ({"securityContext": {"privileged": True}}, "container debug: privileged"),
         ({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}, "container debug: only the platform's"),
         (
@@ -141,7 +143,7 @@ def test_a_debugger_in_a_pod_is_held_to_the_same(policies: Policies, fields: Obj
 
 
 @pytest.mark.parametrize("how", ["exec", "attach"])
-@pytest.mark.parametrize("container", ["train", "node", "", "device-proxy"])
+@pytest.mark.parametrize("container", ["train", "node", "", "device-proxy", "install-agent", "store", "criu"])
 def test_a_shell_beside_the_launcher_is_for_those_who_may_reach_every_node(
     policies: Policies, container: str, how: str
 ) -> None:

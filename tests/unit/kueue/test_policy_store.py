@@ -66,3 +66,27 @@ def test_nobody_else_has_it(policies: Policies, make: Callable[[], Pod], contain
     for manifest in (pod(make()), job(make())):
         refused = said(lambda manifest=manifest: policies.server.kube(TENANT).create(manifest, dry_run=True))
         assert f"container {container}: a volume of the checkpoint store" in refused, refused
+
+
+@pytest.mark.parametrize("container", ["device-proxy", "store"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"envFrom": [{"configMapRef": {"name": "mine"}}]}, {"envFrom": [{"secretRef": {"name": "mine"}}]},
+     {"env": [{"name": "AWS_CONFIG_FILE", "value": "/mine/config"}]},
+     {"env": [{"name": "BOTO_CONFIG", "valueFrom": {"configMapKeyRef": {"name": "mine", "key": "x"}}}]}],
+)  # fmt: skip
+def test_no_variable_of_a_tenant_is_read_beside_the_store(policies: Policies, container: str, fields: Pod) -> None:
+    """It may name modules for the program to load, from a volume of the tenant's."""
+    made = ours(APART) if container == "device-proxy" else question()
+    (found,) = (c for c in (*made.get("initContainers", ()), *made["containers"]) if c["name"] == container)
+    found.update(envFrom=fields.get("envFrom", []), env=[*found["env"], *fields.get("env", [])])
+    for manifest in (pod(made), job(made)):
+        refused = said(lambda manifest=manifest: policies.server.kube(TENANT).create(manifest, dry_run=True))
+        assert f"container {container}: beside a hostPath of the checkpoint store" in refused, refused
+
+
+def test_nobody_looks_into_it_from_beside(policies: Policies) -> None:
+    made = {**question(), "shareProcessNamespace": True}
+    made["containers"].append({"name": "main", "image": "example/mine:1"})
+    refused = said(lambda: policies.server.kube(TENANT).create(pod(made), dry_run=True))
+    assert "container store: no shareProcessNamespace beside it" in refused, refused
