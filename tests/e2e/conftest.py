@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import releases
 from dag_run import Run
-from faults import Faults
+from faults import PRIVILEGES, Faults
 from releases import Release
 from rows import Rows
 
@@ -24,8 +24,6 @@ from localcluster.demo.story import remove
 
 CLUSTER = os.environ.get("SINGULARITY_TEST_CLUSTER", "test")
 """Several checkouts on one machine may test at a time, each with a name of its own."""
-PRIVILEGES = os.environ.get("SINGULARITY_TEST_PRIVILEGES", "node")
-"""Of the chart: `auto` lets every test that says nothing run in user namespaces."""
 QUICK = {
     "AIRFLOW__CORE__PARALLELISM": "8",
     # A worker that is lost is missed after that long (300 s by default).

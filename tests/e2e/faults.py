@@ -52,6 +52,8 @@ from localcluster.status import health_urls
 
 API_SERVER = "kube-apiserver"
 TIMEOUT_S = 600.0
+PRIVILEGES = os.environ.get("SINGULARITY_TEST_PRIVILEGES", "node")
+"""Of the chart, where no test says another: `auto` lets every test that says nothing run in user namespaces."""
 
 
 class Faults:

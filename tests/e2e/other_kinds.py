@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
-from faults import Faults
+from faults import PRIVILEGES, Faults
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.cli.tables import WIDTH
 from kueue_integration.contract import job_names, kinds
 from kueue_integration.kube.resources import NODE, Kind, Object, annotation, label
-from kueue_integration.spec.platform_config import NODE as NODE_LEVEL
 from kueue_integration.spec.platform_config import USER_NAMESPACE
 from localcluster.cache import Progress
 from localcluster.demo.stage import Stage
@@ -41,7 +40,7 @@ def rows_of(kind: Kind, start: Callable[[str, Progress], None], stage: Stage, sa
     try:
         yield made
     finally:
-        Faults(stage, made.namespace).upgrade(pods__privileges=NODE_LEVEL)
+        Faults(stage, made.namespace).upgrade(pods__privileges=PRIVILEGES)
         for found in made.kube.list(kind, made.namespace):
             made.kube.delete(kind, made.namespace, found["metadata"]["name"])
         made.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import broken_out
 import pod_processes
 import pytest
-from faults import Faults
+from faults import PRIVILEGES, Faults
 from rows import Rows, Training
 
 from kueue_integration import doctor
@@ -23,7 +23,7 @@ from singularity_proxy.protocol import user_namespace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 NAMESPACE = "own-users"
-USUAL = {"pods__privileges": platform_config.NODE, "adoption__enabled": True}
+USUAL = {"pods__privileges": PRIVILEGES, "adoption__enabled": True}
 TIMEOUT_S = 300
 
 
@@ -51,6 +51,7 @@ def ends_as_it_began(rows: Rows, earlier: Training) -> None:
 def test_a_job_moves_bit_identically_and_owns_nothing_of_the_node(rows: Rows, faults: Faults) -> None:
     rows.submit = lambda spec: lifecycle.submit(rows.kube, spec, platform_config.load(rows.kube))
     rows.queue("q", {"ondemand": "200m", "spot": "200m"})
+    faults.upgrade(pods__privileges=platform_config.NODE)
     earlier = rows.train("earlier", "q", workers=1)
     earlier.until_steps(5)
     faults.upgrade(pods__privileges=platform_config.USER_NAMESPACE, adoption__enabled=False)
