@@ -46,12 +46,12 @@ def _build(version: str, minor: str, draft: Path, log: Path) -> None:
     def edit(*words: str) -> str:
         return run([go, *words], env=env, cwd=draft, timeout=900)
 
-    edit("mod", "edit", f"-require=k8s.io/kubernetes@{version}")
     theirs = json.loads(edit("mod", "download", "-json", f"k8s.io/kubernetes@{version}"))
     text = Path(theirs["GoMod"]).read_text()
     language = re.search(r"(?m)^go (\S+)", text)
     replaced = [f"-replace={name}={name}@{parts}" for name in sorted({*_PART.findall(text)})]
-    edit("mod", "edit", *([f"-go={language[1]}"] if language else []), *replaced)
+    wanted = [f"-require=k8s.io/kubernetes@{version}", *([f"-go={language[1]}"] if language else [])]
+    edit("mod", "edit", *wanted, *replaced)
     flags = f"{STRIP} -X {_NAMES}.gitVersion={version} -X {_NAMES}.gitMajor=1 -X {_NAMES}.gitMinor={minor}"
     program = draft / "kube-apiserver"
     words = [go, "build", "-ldflags", flags, "-o", str(program), "k8s.io/kubernetes/cmd/kube-apiserver"]

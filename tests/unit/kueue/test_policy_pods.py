@@ -93,6 +93,18 @@ def test_elsewhere_nobody_is_stopped(policies: Policies, make: Make, sentence: s
     policies.admin.create(pod(make(PLATFORM), namespace=OTHER), dry_run=True)
 
 
+def test_an_annotation_switches_apparmor_off_no_more_than_the_field_does(policies: Policies) -> None:
+    """API servers that know it make a field of it, which the policy sees; kubelets read the field alone."""
+    made = pod(other(PLATFORM))
+    made["metadata"]["annotations"] = {"container.apparmor.security.beta.kubernetes.io/main": "unconfined"}
+    refused = said(lambda: policies.admin.create(made, dry_run=True))
+    if not refused:
+        stored = policies.admin.create(made, dry_run=True)["spec"]["containers"][0]
+        assert "appArmorProfile" not in stored.get("securityContext", {})
+    else:
+        assert "container main: appArmorProfile" in refused
+
+
 def test_a_pod_that_runs_cannot_become_another(policies: Policies) -> None:
     tenant = policies.server.kube(TENANT)
     tenant.create(pod(ours(PLATFORM), "runs"))
