@@ -111,7 +111,7 @@ class Policies:
             kind = Kind(obj["kind"], group, version, plural(obj["kind"]), where is not None)
             self.admin._json("POST", kind.path(where), body=obj)
 
-    def eventually(self, holds: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    def eventually(self, holds: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
         """The API server reads policies and their parameters from copies that are a moment behind."""
         end = time.monotonic() + timeout_s
         while not holds():
