@@ -13,7 +13,7 @@ from singularity_proxy.protocol import VERSION as VERSION
 PACKAGE = "airflow-provider-singularity"
 _GUIDES = ("/docs/operator.md", "/docs/start/first-dag.md")
 """In the checkout and the sdist."""
-_LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink")
+_LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink", "OutputsLink")
 
 
 def get_provider_info() -> dict[str, Any]:

@@ -65,6 +65,13 @@ def preemptions(status: JobStatus) -> int:
     return max(told, status.kueue_evictions.get("Preempted", 0))
 
 
+def outputs_url(lineage: Mapping[str, Any] | None) -> str | None:
+    """Where the job's outputs are, all of them; None: it has none, or they are not complete."""
+    stored = (lineage or {}).get("outputs")
+    url = stored.get("url") if isinstance(stored, Mapping) else None
+    return url if isinstance(url, str) and url else None
+
+
 def headline(lineage: Mapping[str, Any]) -> str:
     """One sentence about a whole job for the end of the task log."""
     attempts = lineage["attempts"]

@@ -4,10 +4,11 @@ Dashboards differ, so the connection says where its own are, in its extra:
 
     {"singularity": {"job_url": "https://dash.example/#/job/{namespace}/{name}",
                      "workload_url": "https://dash.example/kueue/{namespace}/{workload}",
-                     "logs_url": "https://logs.example/search?q=namespace:{namespace}+job:{name}"}}
+                     "logs_url": "https://logs.example/search?q=namespace:{namespace}+job:{name}",
+                     "outputs_url": "https://files.example/?url={outputs}"}}
 
-`{namespace}`, `{name}`, `{uid}` and `{workload}` are filled in. A link without an entry, or whose values are not known
-yet, is empty. Links are made by the worker, after it has submitted and again at the end.
+`{namespace}`, `{name}`, `{uid}`, `{workload}` and `{outputs}` are filled in. A link without an entry, or whose values
+are not known yet, is empty. Links are made by the worker, after it has submitted and again at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseHook, BaseOperatorLink, conf
 
 EXTRA = "singularity"
-_PLACEHOLDER = re.compile(r"\{(namespace|name|uid|workload)\}")
+_PLACEHOLDER = re.compile(r"\{(namespace|name|uid|workload|outputs)\}")
 
 
 def filled(template: str, job: dict[str, str]) -> str:
@@ -79,4 +80,26 @@ class LogsLink(_DashboardLink):
     entry = "logs_url"
 
 
-LINKS = (TrainingLink, JobLink, WorkloadLink, LogsLink)
+class OutputsLink(_DashboardLink):
+    """The folder with the outputs, once they are complete: as the connection says, else in the console of the cloud."""
+
+    name = "Outputs"
+    entry = "outputs_url"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        own = super().get_link(operator, ti_key=ti_key)
+        return own or console((getattr(operator, "shown_job", None) or {}).get("outputs") or "")
+
+
+def console(url: str) -> str:
+    """Page of a cloud's console that shows a folder of its object store; "" for any other URL."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, folder = rest.partition("/")
+    if scheme == "gs":
+        return f"https://console.cloud.google.com/storage/browser/{quote(bucket)}/{quote(folder)}"
+    if scheme == "s3":
+        return f"https://s3.console.aws.amazon.com/s3/buckets/{quote(bucket)}?prefix={quote(folder, safe='')}/"
+    return ""
+
+
+LINKS = (TrainingLink, JobLink, WorkloadLink, LogsLink, OutputsLink)

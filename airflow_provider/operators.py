@@ -28,7 +28,7 @@ from .exceptions import (
     TrainingResultError,
 )
 from .identity import DEPLOYMENT, Claim, Decision, Look, TaskKey, Try
-from .lineage import document, headline
+from .lineage import document, headline, outputs_url
 from .links import LINKS
 from .logplace import PLACE_KEY, START
 from .memory import (
@@ -97,6 +97,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param files: texts by relative path, copied into each rank's working directory (templated)
     :param workdir: directory in the image to start in (templated)
     :param store: URL of the checkpoint store, default the platform's (templated)
+    :param outputs: URL to which the files that ranks write to `$OUTPUTS` are stored once all ranks have ended well,
+        below a place that the platform allows. The task succeeds only with all of them there. The URL is the task's
+        return value if there is no other (templated)
     :param engine: `process`, or `state` for a script with `singularity_train`: no privileges, any machine and number of
         workers. `both` saves processes with that state beside them, for nodes that cannot take processes. `auto` is
         `state` if the script, or a shipped file that it imports, imports `singularity_train`, else `process`
@@ -145,9 +148,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     template_fields: Sequence[str] = (
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "topology", "node_selector", "tolerations", "resource_claims",
-        "env", "files", "workdir", "store", "checkpoint_budget_s", "grace_period_s", "checkpoint_every", "volumes",
-        "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk", "checkpoint_memory",
-        "engine", "start_from",
+        "env", "files", "workdir", "store", "outputs", "checkpoint_budget_s", "grace_period_s", "checkpoint_every",
+        "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk",
+        "checkpoint_memory", "engine", "start_from",
         "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "privileges", "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
@@ -186,6 +189,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         files: Mapping[str, str] | None = None,
         workdir: str | None = None,
         store: str | None = None,
+        outputs: str | None = None,
         engine: str = "auto",
         checkpoint_budget_s: int | str = 120,
         grace_period_s: int | str = 90,
@@ -235,6 +239,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.files = files
         self.workdir = workdir
         self.store = store
+        self.outputs = outputs
         self.engine = engine
         self.checkpoint_budget_s = checkpoint_budget_s
         self.grace_period_s = grace_period_s
@@ -550,6 +555,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         if store is not None:
             self.manifest = store.get(MANIFEST_KEY)
         self.shown_job = {**job, "workload": (event["lineage"] or {}).get("workload") or ""}
+        self.shown_job["outputs"] = outputs_url(event["lineage"]) or ""
         self._push(context, job, event["lineage"])
         self.report(context, event["lineage"], status == "success")
         if status != "success":
@@ -557,6 +563,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         value = event.get("result")
         if status == "success" and "result" not in event:
             value = self._read_result(context, job)
+            if value is None:
+                value = outputs_url(event["lineage"])
         self._clean_up(job, status, bool(event.get("output_shown")), self._keep(store, event, value))
         if status == "success":
             self.log.info("%s succeeded: %s", where, message)

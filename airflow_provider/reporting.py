@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow.sdk import Asset
+from airflow.sdk import Asset, AssetAlias
 
 from kueue_integration.jobs.status import newest_usable
+
+from .lineage import outputs_url
 
 
 class TrainingReporter:
@@ -27,7 +29,7 @@ class TrainingReporter:
             return
         self._reported = lineage
         if succeeded:
-            add_to_events(context, self.outlets, model_extra(lineage))
+            add_to_events(context, self.outlets, model_extra(lineage), outputs_url(lineage))
         try:
             from . import openlineage
 
@@ -55,9 +57,11 @@ class TrainingReporter:
 
         if self._reported is None:
             return OperatorLineage()
+        url = outputs_url(self._reported)
+        stored = openlineage.asset_datasets([Asset(url)] if url else ())
         return OperatorLineage(
             inputs=openlineage.asset_datasets(self.inlets),
-            outputs=[*openlineage.checkpoint_datasets(self._reported), *openlineage.asset_datasets(made)],
+            outputs=[*openlineage.checkpoint_datasets(self._reported), *stored, *openlineage.asset_datasets(made)],
             run_facets={"singularity_training": openlineage.training_facet(self._reported)},
         )
 
@@ -79,12 +83,14 @@ def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:
         "cost_per_step": lineage.get("cost_per_step"),
         "flavors": list(dict.fromkeys(record["flavor"] for record in attempts)),
         "checkpoint": newest_usable(lineage.get("checkpoints") or ()),
+        "outputs": lineage.get("outputs"),
     }
 
 
-def add_to_events(context: Any, outlets: Iterable[Any], extra: Mapping[str, Any]) -> None:
+def add_to_events(context: Any, outlets: Iterable[Any], extra: Mapping[str, Any], outputs: str | None = None) -> None:
     """Put `extra` under the key `training` into the event of every asset among `outlets`.
 
+    An alias among them gets the asset whose URI is that of the `outputs`, with the same extra.
     Whatever else the Dag's author puts there stays.
     """
     events = context.get("outlet_events")
@@ -93,3 +99,5 @@ def add_to_events(context: Any, outlets: Iterable[Any], extra: Mapping[str, Any]
     for outlet in outlets or ():
         if isinstance(outlet, Asset):
             events[outlet].extra["training"] = dict(extra)
+        elif isinstance(outlet, AssetAlias) and outputs is not None:
+            events[outlet].add(Asset(outputs), extra={"training": dict(extra)})

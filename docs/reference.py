@@ -61,7 +61,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     "Queue and size": ("queue_name", "priority_class", "workers", "min_workers", "world_size", "pod_resources"),
     "Place and devices": ("topology", "node_selector", "tolerations", "resource_claims"),
     "Checkpoints": (
-        "engine", "store", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s", "grace_period_s",
+        "engine", "store", "outputs", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s", "grace_period_s",
         "checkpoint_disk", "checkpoint_memory",
     ),
     "Pods": ("privileges", "volumes", "volume_mounts", "labels", "annotations", "pod_override"),

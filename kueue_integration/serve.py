@@ -34,6 +34,7 @@ from .kube.credentials import connect
 from .kube.resources import finished
 from .multikueue import access
 from .multikueue.reconciler import MultiKueueReconciler
+from .spec import outputs_place
 
 log = logging.getLogger("controller")
 
@@ -138,7 +139,12 @@ async def serve(settings: config.Config) -> None:
         now=server.now,
         changed=publisher.publish if publisher else lambda found: None,
     )
-    api = Api(kube, reconciler.world, hub, keys.peer, metrics, server, settings.trial_after_s)
+
+    def may_store(namespace: str, url: str) -> str:
+        return outputs_place.problem(url, published.platform, namespace) if published else ""
+
+    parts = kube, reconciler.world, hub, keys.peer, metrics, server
+    api = Api(*parts, trial_after_s=settings.trial_after_s, may_store=may_store)
 
     pods = api.app()
     Adoption(lambda: publisher.adopts if publisher else None).attach(pods)

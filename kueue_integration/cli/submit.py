@@ -47,6 +47,7 @@ _OPTIONS = (
         help="Local directory: its text files are shipped and become each rank's working directory.",
     ),
     click.option("--store", help="URL of the checkpoint store. Default: the platform's."),
+    click.option("--outputs", metavar="URL", help="Where what the ranks write to $OUTPUTS is stored at the end."),
     click.option("--priority-class", help="Kueue WorkloadPriorityClass."),
     click.option("--image", help="Training image. Default: the platform's."),
     click.option("--env", multiple=True, metavar="K=V", help="Environment of the ranks; may be repeated."),

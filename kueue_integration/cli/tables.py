@@ -146,6 +146,12 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"Steps:       {status.step} done, {status.steps_lost} lost{_time_lost(status)}"
         + (f", {status.steps_given_up} given up by a rewind" if status.steps_given_up else ""),
     ]
+    if status.outputs is not None:
+        left = f", {status.outputs.left_out} left out" if status.outputs.left_out else ""
+        size = f"{status.outputs.files} files, {status.outputs.bytes} bytes{left}"
+        lines += [f"Outputs:     {status.outputs.url}", f"             {size}"]
+    elif status.outputs_to:
+        lines.append(f"Outputs:     not yet; they go to {status.outputs_to}")
     if status.privileges:
         lines.append(f"Privileges:  {PRIVILEGES[status.privileges]}")
         if status.privileges_why:

@@ -57,6 +57,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_CURVE, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_PODS, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_RESULT, CONTROLLER, "the program of rank 0 leaves it in the file SINGULARITY_RESULT_FILE"),
+    Annotation(job_names.ANN_OUTPUTS_STORED, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_BROKEN, CONTROLLER, f"the budget is {job_names.ANN_INFRASTRUCTURE_RETRIES}"),
     Annotation(
         job_names.ANN_HOLD_DEADLINE,
@@ -84,6 +85,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_RANKS_PER_WORKER, CREATION, "the ranks of a pod stay; submit another job"),
     Annotation(job_names.ANN_START_FROM, CREATION, "use `singularityctl rewind` or `fork`"),
     Annotation(job_names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
+    Annotation(job_names.ANN_OUTPUTS, CREATION, "its pods were made for it; submit another job"),
     Annotation(job_names.ANN_PRIVILEGES, CREATION, "its pods stay as they are; submit another job"),
     Annotation(job_names.ANN_PRIVILEGES_WHY, CREATION, _STATUS),
     Annotation(job_names.ANN_HOLD, USER, values=(job_names.HOLD_ARMED, job_names.HOLD_RELEASED, job_names.HOLD_OFF)),

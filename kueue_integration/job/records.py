@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import Unreadable
 from singularity_proxy.protocol.messages import CheckpointRef, Origin
+from singularity_proxy.protocol.outputs import StoredOutputs
 
 from ..contract import annotation_values, attempt_phases, attempt_records, branches, job_names, leaves, saveable
 from ..contract.record_types import AttemptRecord, CheckpointMemory, JobRequest, Placement, RequestStatus
@@ -124,6 +125,10 @@ FIELDS: Final = (
     ),
     Field(job_names.ANN_CURVE, _json, "controller", "[step, loss] as rank 0 printed them, thinned out"),
     Field(job_names.ANN_RESULT, _json, "controller", "JSON object left by rank 0's program: at most 48,000 bytes"),
+    Field(
+        job_names.ANN_OUTPUTS_STORED, Message(StoredOutputs), "controller",
+        "where what the ranks wrote to $OUTPUTS is, once all of it is there",
+    ),
     # --- checkpoints
     Field(
         names.ANN_CHECKPOINT, Message(CheckpointRef), "controller",
@@ -154,6 +159,7 @@ FIELDS: Final = (
         "the checkpoint of another job of the namespace that it is to begin with",
     ),
     Field(job_names.ANN_STORE, _text, "creator", "URL of the store of its checkpoints; absent: the platform's"),
+    Field(job_names.ANN_OUTPUTS, _text, "creator", "URL for what its ranks write to $OUTPUTS; absent: it has none"),
     Field(job_names.ANN_PRIVILEGES, _text, "creator", "an adopted job's wish: `userns`, `node` or `auto`"),
     Field(job_names.ANN_PRIVILEGES_WHY, _text, "creator", "why its pods have the level that they have, for people"),
     Field(

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.decode import Unreadable
 from singularity_proxy.protocol.messages import CheckpointRef
+from singularity_proxy.protocol.outputs import StoredOutputs
 
 from ..contract import annotation_values, attempt_records, branches, job_names, leaves
 from ..contract.annotation_values import message, moment, readable, whole
@@ -117,6 +118,9 @@ class Job:
     """What of it is saved."""
     curve = Part(lambda raw: annotation_values.value(raw, job_names.ANN_CURVE))
     """JSON as it stands: [step, loss] pairs, where nobody has spoilt them."""
+    outputs = _word(job_names.ANN_OUTPUTS)
+    """URL; None or "": it has none."""
+    outputs_stored = _message(job_names.ANN_OUTPUTS_STORED, StoredOutputs)
     has_result = Part(lambda raw: annotation(raw, job_names.ANN_RESULT) is not None)
     result = Part(lambda raw: annotation_values.value(raw, job_names.ANN_RESULT))
     """JSON that rank 0's program has left, or why it cannot be read."""

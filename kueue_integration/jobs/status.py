@@ -11,6 +11,7 @@ from typing import Any
 
 from singularity_proxy.protocol import decode
 from singularity_proxy.protocol.messages import CheckpointRef, Origin
+from singularity_proxy.protocol.outputs import StoredOutputs
 
 from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, progress_objects, saveable
 from ..contract.attempt_phases import AttemptPhases
@@ -110,6 +111,10 @@ class JobStatus(JobLine):
     """Where its launcher's capabilities count: `userns` (in the pod only), `node`; "" if it has none."""
     privileges_why: str = ""
     """Why there; "" if nobody has chosen it."""
+    outputs_to: str = ""
+    """URL to which `$OUTPUTS` is stored when the program has ended well."""
+    outputs: StoredOutputs | None = None
+    """All of it is there."""
 
 
 def _why_level(job: Mapping[str, Any]) -> str:
@@ -158,6 +163,8 @@ def summarise(
         saveable=saveable.current(job) if last is not None else None,
         privileges=states.privileges(job),
         privileges_why=_why_level(job),
+        outputs_to=seen_job.outputs or "",
+        outputs=readable_or(seen_job.outputs_stored, None),
         attempts=attempts,
         checkpoints=_checkpoints(job, attempts, attempt_records.checkpoints(job), saved),
         rewinds=back,

@@ -110,6 +110,8 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
         annotations[job_names.ANN_ENGINE] = names.ENGINE_BOTH
     if spec.fewest_workers < spec.workers:
         annotations[job_names.MIN_PARALLELISM] = str(spec.fewest_workers)
+    if spec.outputs is not None:
+        annotations[job_names.ANN_OUTPUTS] = spec.outputs.rstrip("/")
     interval = save_interval.parse(spec.checkpoint_every)
     if interval is not None:
         annotations[job_names.ANN_CHECKPOINT_EVERY] = str(interval)

@@ -85,6 +85,8 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
         **wishes,
         job_names.ANN_START_FROM: to_json(new.start),
         **({job_names.ANN_HOLD: job_names.HOLD_ARMED} if held else {}),
+        # Beside those of the other one, which it must not write over.
+        **({job_names.ANN_OUTPUTS: f"{seen.outputs}.{new.name}"} if seen.outputs else {}),
     }
     for name in ("ownerReferences", "finalizers", "generateName"):
         meta.pop(name, None)

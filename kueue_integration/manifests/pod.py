@@ -112,6 +112,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig, access: store_access.Sto
             _mount(_RUN, names.RUN_DIR),
             _mount(_IMAGES, names.IMAGE_DIR),
             _mount(_TOKEN, job_names.TOKEN_DIR, read_only=True),
+            *([_mount(_WORK, names.WORK_DIR, read_only=True)] if spec.outputs else []),
             *platform.volume_mounts,
             *access.all_mounts,
             *spec.volume_mounts,

@@ -37,6 +37,7 @@ RECORDS = (
     job_names.ANN_PROGRESS,
     job_names.ANN_SAVEABLE,
     job_names.ANN_RESULT,
+    job_names.ANN_OUTPUTS_STORED,
     job_names.ANN_SCHEMA,
 )
 """What a worker's controller writes on the copy and the next copy has to know."""

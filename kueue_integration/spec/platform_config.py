@@ -41,6 +41,8 @@ class PlatformConfig:
     :param store_keys: `secret` with the keys that checkpoints are encrypted with, and the only `namespaces` where they
         are (none: all); empty: they are not
     :param stores: by namespace, its own `url`, what `store_pods` has, and `encrypt`
+    :param outputs: prefixes of URLs below which jobs may store their outputs, with `{namespace}`; none: see
+        `outputs_place`. `stores` may have its own
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
     :param checkpoint_memory: the same; "": none
@@ -64,6 +66,7 @@ class PlatformConfig:
     store_pods: Mapping[str, Any] = field(default_factory=dict)
     store_keys: Mapping[str, Any] = field(default_factory=dict)
     stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
@@ -145,7 +148,7 @@ def _is_share(value: object) -> bool:
 _TYPES: dict[str, type] = {
     "volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int, "tiers": dict,
     "tiers_window_s": int, "namespaces": list, "user_namespaces": dict, "store_pods": dict, "store_keys": dict,
-    "stores": dict,
+    "stores": dict, "outputs": list,
 }  # fmt: skip
 _LOOK = f"See whether it runs and leads: kubectl -n {job_names.SYSTEM_NAMESPACE} get pods,leases"
 _FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

@@ -49,6 +49,8 @@ class TrainSpec:
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
     :param store: URL of the checkpoint store; None: the platform's default
+    :param outputs: URL to which the files that ranks write to `$OUTPUTS` are stored once all of them have ended well:
+        below a place that the platform allows. The job ends well only with them; None: there is no `$OUTPUTS`
     :param engine: `process` saves whole processes of any program, between like machines. `state` saves the objects
         that the script has given to `singularity_train`, for any machine and number of workers, in pods without
         privileges. `both` saves processes and, beside them, this state, for nodes that cannot take the processes.
@@ -97,6 +99,7 @@ class TrainSpec:
     files: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     store: str | None = None
+    outputs: str | None = None
     engine: str = "auto"
     checkpoint_budget_s: int = 120
     grace_period_s: int = 90

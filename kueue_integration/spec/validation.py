@@ -12,7 +12,7 @@ from singularity_proxy.protocol import exit_codes, names, page, starters
 
 from ..kube import quantities
 from ..kube.resources import KUEUE_GROUP
-from . import engine, mount_paths, privileges, save_interval, store_access
+from . import engine, mount_paths, outputs_place, privileges, save_interval, store_access
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
 
@@ -49,7 +49,8 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     """Every problem of `spec`, in the order of its fields; empty when it is valid."""
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
-        *_files(spec), *_workdir(spec), *_store(spec, platform), *_times(spec, platform), *_volumes(spec, platform),
+        *_files(spec), *_workdir(spec), *_store(spec, platform), *_outputs(spec, platform), *_times(spec, platform),
+        *_volumes(spec, platform),
         *_metadata(spec), *_exit_codes(spec), *_rooms(spec, platform),
         *_privileges(spec, platform),
     ]  # fmt: skip
@@ -207,6 +208,27 @@ def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
                 "with the pod; add a volume and a volume_mount, or use a path below one"
             ),
         )
+
+
+def _outputs(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
+    url = spec.outputs
+    if url is None:
+        return
+    text = outputs_place.malformed(url) if platform is None else outputs_place.problem(url, platform, spec.namespace)
+    if text:
+        yield "outputs", url, text
+    elif platform is not None and url.startswith("file://"):
+        access = store_access.of(platform, spec.namespace)
+        mounts = [*platform.volume_mounts, *access.mounts, *spec.volume_mounts]
+        if not _writable(url.removeprefix("file://"), mounts):
+            yield (
+                "outputs",
+                url,
+                "is not writable: no writable volume of the sidecar is mounted at this path or above it, so the files "
+                "would vanish with the pod; use a path below one",
+            )
+    if names.ENV_OUTPUTS in spec.env:
+        yield f"env[{names.ENV_OUTPUTS!r}]", spec.env[names.ENV_OUTPUTS], "is set where a job has outputs; leave it out"
 
 
 def _writable(path: str, mounts: Sequence[Mapping[str, Any]]) -> bool:

@@ -34,6 +34,13 @@ def ours(platform: PlatformConfig) -> Pod:
     return made
 
 
+def with_outputs(platform: PlatformConfig) -> Pod:
+    """The same, whose sidecar reads the ranks' folders."""
+    url = f"{platform.store}/outputs/{spec().namespace}/run-1"
+    made: Pod = copy.deepcopy(job_manifests.job(spec(outputs=url), platform)["spec"]["template"]["spec"])
+    return made
+
+
 def other(platform: PlatformConfig) -> Pod:
     """A pod that has nothing to do with us."""
     return {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example/mine:1", "command": ["true"]}]}
@@ -206,6 +213,7 @@ def _variable(container: str, name: str, value: str) -> Callable[[Pod, PlatformC
 
 GOOD: dict[str, Make] = {
     "a training job": ours,
+    "a training job with outputs": with_outputs,
     "an adopted job": lambda platform: adopted(plain(), platform)["spec"]["template"]["spec"],
     "a JobSet": _jobset,
     "a TrainJob": _trainjob,

@@ -155,6 +155,7 @@ tolerations: {{- toYaml . | nindent 2 }}
   "store_pods" (include "singularity.storePods" . | fromJson)
   "store_keys" (include "singularity.storeKeys" . | fromJson)
   "stores" (.Values.store.namespaces | default dict)
+  "outputs" (.Values.outputs.prefixes | default list)
   "volumes" (.Values.pods.volumes | default list)
   "volume_mounts" (.Values.pods.volumeMounts | default list)
   "env" (.Values.pods.env | default dict)

@@ -29,6 +29,7 @@ from singularity_proxy.protocol.messages import (
     from_json,
     to_json,
 )
+from singularity_proxy.protocol.outputs import StoredOutputs
 
 from ...contract import job_names, kinds
 from ...errors import BadAnnotationError, Conflict, KubeError
@@ -65,7 +66,9 @@ Change = Callable[[Object], Annotations | None]
 
 
 class Api:
-    """`secret` gives, for the Unix seconds at which a job was made, the key from which the secrets are derived that its
+    """`may_store` says why jobs of a namespace may not store outputs at a URL.
+
+    `secret` gives, for the Unix seconds at which a job was made, the key from which the secrets are derived that its
     sidecars share."""
 
     def __init__(
@@ -78,7 +81,9 @@ class Api:
         server: server_time.ServerClock | None = None,
         trial_after_s: float | None = None,
         listener: Listener | None = None,
+        may_store: Callable[[str, str], str] = lambda namespace, url: "",
     ) -> None:
+        self._may_store = may_store
         self.listener = listener or Listener()
         self._kube, self._world, self._hub = kube, world, hub
         self._secret, self._metrics, self._trial_after_s = secret, metrics, trial_after_s
@@ -99,6 +104,7 @@ class Api:
         app.router.add_post("/v1/damage", self._damage)
         app.router.add_post("/v1/trial", self._trial)
         app.router.add_post("/v1/result", self._result)
+        app.router.add_post("/v1/outputs", self._outputs)
         app.on_cleanup.append(self._close)
         return app
 
@@ -227,7 +233,8 @@ class Api:
             if reply is None:
                 return None
             after_s = self._trial_after_s if "trial" in request.query else None  # older pods do not know the field
-            text = to_json(replace(reply, trial_after_s=after_s))
+            told = reports.with_outputs(replace(reply, trial_after_s=after_s), current, self._may_store)
+            text = to_json(told)
             return web.Response(text=text, content_type="application/json")
 
         found = await self._hub.until(namespace, name, look, wait_s, leader=True)
@@ -386,6 +393,17 @@ class Api:
             log.info(
                 "rank 0 has returned %d bytes", len(text), extra={"job": f"{namespace}/{name}", "attempt": attempt}
             )
+        return _json({})
+
+    async def _outputs(self, request: web.Request) -> web.Response:
+        speaker, query = await self._speaker(request), request.query
+        namespace, name = _needed(query.get("namespace"), "namespace"), _needed(query.get("job"), "job")
+        attempt = _number(query.get("attempt"), "attempt")
+        await self._allowed("commit", speaker, namespace, name, attempt, leader=True)
+        told = from_json(StoredOutputs, await request.text())
+        if await self._write("commit", namespace, name, lambda j: reports.outputs(j, attempt, told, self._now())):
+            about = {"job": f"{namespace}/{name}", "attempt": attempt}
+            log.info("outputs are stored: %d files, %d bytes", told.files, told.bytes, extra=about)
         return _json({})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from singularity_proxy.protocol import decode, gpus, manifest, names, page
@@ -28,12 +28,14 @@ from singularity_proxy.protocol.messages import (
     TrialReport,
     to_json,
 )
+from singularity_proxy.protocol.outputs import StoredOutputs
 
 from ...contract import attempt_phases, branches, job_names, leaves, saveable
 from ...contract.attempt_records import progress as shown_progress
 from ...contract.attempt_records import stored_last
 from ...contract.record_types import AttemptRecord
 from ...job import states
+from ...job.unreadable import readable_or
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests
@@ -365,6 +367,29 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         change.update(attempt_history.stored(attempt_history.with_last(history, done)))
         change.update(attempt_phases.told(job, message.attempt, save=message.save))
     return change
+
+
+def with_outputs(reply: HelloReply, job: Object, may_store: Callable[[str, str], str]) -> HelloReply:
+    """With the place for the outputs of a job that has one. `may_store` says why it may not have it."""
+    url = Job.parse(job).outputs
+    if not url:
+        return reply
+    refused = may_store(str(job["metadata"]["namespace"]), url)
+    if refused:
+        return replace(reply, outputs_refused=f"annotation {job_names.ANN_OUTPUTS} = {url}: {refused}")
+    return replace(reply, outputs=url)
+
+
+def outputs(job: Object, attempt: int, told: StoredOutputs, now: float) -> Annotations | None:
+    """What to write of outputs that are complete; None when it stands there already. Raises RefusedError 409 or 400."""
+    seen = Job.parse(job)
+    _require_wanted(seen, attempt)
+    if told.url != seen.outputs:
+        raise RefusedError(400, f"url = {told.url!r}: the outputs of the job belong to {seen.outputs or 'no place'}")
+    known = readable_or(seen.outputs_stored, None)
+    if known is not None and replace(known, stored_at=0.0) == replace(told, stored_at=0.0):
+        return None
+    return {job_names.ANN_OUTPUTS_STORED: to_json(replace(told, stored_at=round(now, 3)))}
 
 
 def result(job: Object, attempt: int, text: str) -> Annotations | None:

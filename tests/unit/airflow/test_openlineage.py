@@ -238,6 +238,26 @@ def test_the_events_of_assets_tell_how_the_model_was_made() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
+def test_outputs_are_a_dataset_and_the_asset_of_an_alias() -> None:
+    from airflow.sdk import Asset, AssetAlias
+
+    url = "gs://results/team/run-7"
+    stored = {"url": url, "files": 2, "bytes": 17, "sha256": "0" * 64, "attempt": 2, "step": 40}
+    done = {**lineage(**FINISHED), "outputs": stored}
+    alias, added = AssetAlias("models"), list[tuple[Asset, dict[str, Any]]]()
+    events = {alias: SimpleNamespace(add=lambda asset, extra: added.append((asset, extra)))}
+    reporting.add_to_events({"outlet_events": events}, [alias], reporting.model_extra(done), url)
+    ((asset, extra),) = added
+    assert asset.uri == url and extra["training"]["outputs"] == stored and extra["training"]["step"] is not None
+    added.clear()
+    reporting.add_to_events({"outlet_events": events}, [alias], reporting.model_extra(done), None)
+    assert added == []
+    task = operator()
+    task._reported = done
+    names = {(each.namespace, each.name) for each in task.get_openlineage_facets_on_complete(None).outputs}
+    assert ("gs://results", "team/run-7") in names
+
+
 def test_a_failed_training_leaves_its_assets_alone() -> None:
     task = operator()
     task.report({"ti": SimpleNamespace(), "outlet_events": None}, None, True)

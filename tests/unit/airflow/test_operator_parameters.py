@@ -133,6 +133,7 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "annotations": ('{"note": "{{ low }}"}', "low"),
     "checkpoint_disk": ("{{ two }}0Gi", "20Gi"),
     "checkpoint_memory": ("{{ two }}Gi", "2Gi"),
+    "outputs": ("file:///shared/checkpoints/outputs/team/run-{{ two }}", "file:///shared/checkpoints/outputs/team/run-2"),
     "engine": ("{{ auto }}", "auto"),
     "privileges": ("{{ auto }}", "auto"),
     "hold": ("{{ no }}", False),
@@ -319,6 +320,11 @@ def test_links(kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
     op.execute_complete(airflow.context(), event)
     assert shown["Kueue Workload"].get_link(op, ti_key=key) == "https://d/job-train"
     assert shown["All logs"].get_link(op, ti_key=key) == ""
+    assert shown["Outputs"].get_link(op, ti_key=key) == ""
+    event["lineage"]["outputs"] = {"url": "s3://results/team/run 7"}
+    op.execute_complete(airflow.context(), event)
+    page = "https://s3.console.aws.amazon.com/s3/buckets/results?prefix=team%2Frun%207/"
+    assert shown["Outputs"].get_link(op, ti_key=key) == page
     monkeypatch.delenv("AIRFLOW_CONN_KUBERNETES_DEFAULT")
     monkeypatch.setattr(links.BaseHook, "get_connection", classmethod(_none))
     assert shown["Kubernetes Job"].get_link(op, ti_key=key) == ""

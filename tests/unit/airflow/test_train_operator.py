@@ -685,6 +685,30 @@ def test_what_rank_0_returned_is_the_value_of_the_task(kube: FakeKube, airflow: 
     assert op.execute_complete(airflow.context(), event_for(kube, "success")) == {"a": [1, "nan"]}
 
 
+STORED = {"url": "gs://results/team/run-7", "files": 2, "bytes": 17, "sha256": "0" * 64, "attempt": 2, "step": 40}
+
+
+@pytest.mark.parametrize("decorates", [True, False])
+@pytest.mark.parametrize("found", [None, {"value": None}, {"value": 7}, {"value": 0}])
+def test_the_url_of_outputs_is_the_value_of_a_task_that_has_no_other(
+    kube: FakeKube, airflow: Airflow, decorates: bool, found: object
+) -> None:
+    op = decorated() if decorates else operator()
+    submit(airflow, op)
+    name = job_of(kube)["metadata"]["name"]
+    end(kube, job_of(kube), "Complete")
+    stored = {"metadata": {"annotations": {job_names.ANN_OUTPUTS_STORED: json.dumps(STORED)}}}
+    kube.patch(JOB, NAMESPACE, name, stored)
+    if found is not None:
+        returned(kube, name, found)
+    value = found["value"] if decorates and isinstance(found, dict) else None
+    wanted = STORED["url"] if value is None else value
+    assert op.execute_complete(airflow.context(), event_for(kube, "success")) == wanted
+    airflow.retry()  # the worker was lost afterwards
+    again = decorated() if decorates else operator()
+    assert again.execute(airflow.context()) == wanted
+
+
 @pytest.mark.parametrize(
     ("found", "value", "told"),
     [

@@ -31,7 +31,7 @@ from kueue_integration.controller.sidecar_api.probes import health_app
 from kueue_integration.controller.sidecar_api.shares import SHARE, Shares
 from kueue_integration.errors import Conflict, Forbidden, Unreachable
 from kueue_integration.jobs import loss_curve
-from kueue_integration.jobs.status import describe
+from kueue_integration.jobs.status import describe, summarise
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import EVENT, JOB, POD, PROGRESS, TOKEN_REVIEW, annotation
@@ -52,6 +52,7 @@ from singularity_proxy.protocol.messages import (
     from_json,
     to_json,
 )
+from singularity_proxy.protocol.outputs import StoredOutputs
 
 
 @pytest.fixture(scope="session")
@@ -172,7 +173,8 @@ async def served(certificate):
     assert await asyncio.to_thread(world.wait_synced, 10)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*certificate)
-    api = Api(kube, world, hub, lambda made: b"secret", metrics, trial_after_s=90.0)
+    may = lambda namespace, url: f"{namespace} may not" if url == FORBIDDEN else ""  # noqa: E731
+    api = Api(kube, world, hub, lambda made: b"secret", metrics, trial_after_s=90.0, may_store=may)
     runner = web.AppRunner(api.app())
     await runner.setup()
     await api.listener.start(cast(Protocols, runner.server), 0, "localhost", tls)
@@ -303,6 +305,35 @@ async def test_a_result_that_is_none_is_refused(served, text, where, token, stat
     got, body = await served.post(where, text, token)
     assert got == status and words in body["error"]
     assert annotation(served.job(), job_names.ANN_RESULT) is None
+
+
+PLACE, FORBIDDEN = "gs://results/team/run-7", "gs://results/other/run-7"
+STORED = StoredOutputs(PLACE, files=3, bytes=17, sha256="0" * 64, attempt=1, step=40)
+OUTPUTS = WHERE.replace("result", "outputs")
+
+
+async def test_a_pod_hears_where_outputs_go_and_whether_they_may(served):
+    status, body = await served.post("/v1/hello", HELLO, "follower")
+    assert status == 200 and "outputs" not in body
+    for place in (PLACE, FORBIDDEN):
+        served.annotate(ANN_OUTPUTS=place)
+        await eventually(lambda at=place: annotation(served.world.job(NS, "train"), job_names.ANN_OUTPUTS) == at)
+        body = (await served.post("/v1/hello", HELLO, "follower"))[1]
+        assert body.get("outputs") == (place if place == PLACE else None)
+    assert body["outputs_refused"] == f"annotation singularity.dev/outputs = {FORBIDDEN}: {NS} may not"
+
+
+async def test_stored_outputs_are_written_on_the_job_once(served):
+    served.annotate(ANN_OUTPUTS=PLACE)
+    written = []
+    for _ in range(2):
+        assert await served.post(OUTPUTS, STORED) == (200, {})
+        written.append(annotation(served.job(), job_names.ANN_OUTPUTS_STORED))
+    found = summarise(served.job(), None, ()).outputs
+    assert written[0] == written[1] and found is not None and replace(found, stored_at=0.0) == STORED
+    assert (await served.post(OUTPUTS, STORED, "follower"))[0] == 403
+    assert (await served.post(OUTPUTS, replace(STORED, url="gs://other/x")))[0] == 400
+    assert (await served.post(OUTPUTS.replace("=1", "=2"), STORED))[0] == 409
 
 
 async def test_a_stale_attempt_commits_nothing(served):
@@ -861,7 +892,7 @@ async def test_whatever_a_sidecar_sends_it_gets_an_answer_and_others_are_heard(s
     """The third part of the fuzzer (`test_fuzz`)."""
     good = {
         "/v1/hello": HELLO, "/v1/commit": COMMIT, "/v1/failure": CheckpointFailure(NS, "train", 1, "stuck"),
-        "/v1/progress": HELLO, "/v1/damage": HELLO, "/v1/trial": HELLO, "/v1/result": HELLO,
+        "/v1/progress": HELLO, "/v1/damage": HELLO, "/v1/trial": HELLO, "/v1/result": HELLO, "/v1/outputs": HELLO,
     }  # fmt: skip
     statuses = set()
     for case, chosen in fuzz.cases("requests"):

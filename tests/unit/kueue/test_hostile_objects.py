@@ -38,6 +38,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.requests import periodic_checkpoints, save_time_estimate, user_requests
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointFailure, CommitRequest, Hello, Progress, Reading, to_json
+from singularity_proxy.protocol.outputs import StoredOutputs
 from singularity_proxy.protocol.phases import SavePhases, StartPhases
 
 PLACEMENT = Placement(["spot"], ["n1"], [[NodeRequirement("kubernetes.io/hostname", "NotIn", ["n1"])]])
@@ -57,6 +58,8 @@ GOOD: dict[str, str] = {
     job_names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
     job_names.ANN_SAVEABLE: to_json(Saveable(2, "no", T0 + 20, "trial", "program", "pod 0: rank 0: CRIU")),
     job_names.ANN_RESULT: '{"value":{"loss":0.25}}',
+    job_names.ANN_OUTPUTS: "gs://results/team/run-7",
+    job_names.ANN_OUTPUTS_STORED: to_json(StoredOutputs("gs://results/team/run-7", 2, 17, "0" * 64, 2, 9)),
     job_names.ANN_SCHEMA: "1",
     job_names.ANN_WORKERS: "2",
     job_names.ANN_MIN_WORKERS: "1",
