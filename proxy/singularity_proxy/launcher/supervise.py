@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..protocol import addresses, exit_codes, names, phases, starters
+from ..protocol import addresses, exit_codes, names, phases, starters, user_namespace
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Occupied, Plan, Weight
 from ..protocol.phases import StartPhases
 from . import device, memory, reap, signals, verdict
@@ -57,7 +57,7 @@ class Supervisor:
         self.env = env
         self.paths = paths
         self.argv = environment.command(env, argv)
-        self.user = user.wanted(env)
+        self.user = user.wanted(env, user_namespace.largest())
         self.log_rate = rate_limit.from_env(env)
         self.engine = engine
         self.client = SidecarClient(self.paths.socket)

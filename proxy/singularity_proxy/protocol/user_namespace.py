@@ -20,6 +20,12 @@ def inside(uid_map: Path = Path("/proc/self/uid_map")) -> bool:
     return uid_map.read_text().split() != WHOLE
 
 
+def largest(id_map: Path = Path("/proc/self/uid_map")) -> int:
+    """Return the largest uid that there is in here: a kubelet gives 65,536 to a pod. Raises OSError as `inside`."""
+    lines = [[int(number) for number in line.split()] for line in id_map.read_text().splitlines()]
+    return max((first + count - 1 for first, _, count in lines), default=0)
+
+
 def level() -> str:
     """Name the place where capabilities of this container count. Raises OSError as `inside`."""
     return USER_NAMESPACE if inside() else NODE

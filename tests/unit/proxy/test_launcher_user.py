@@ -57,6 +57,13 @@ def test_a_user_that_is_none_is_refused(text: str) -> None:
         user.wanted({names.ENV_RUN_AS: text})
 
 
+@pytest.mark.parametrize("text", ["65536::", "1000:70000:", "1000:1000:4,70000"])
+def test_ids_that_a_user_namespace_does_not_have_are_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="ids up to 65535"):
+        user.wanted({names.ENV_RUN_AS: text}, 65535)
+    assert user.wanted({names.ENV_RUN_AS: text}) is not None
+
+
 @pytest.mark.parametrize(
     ("base", "wanted"),
     [

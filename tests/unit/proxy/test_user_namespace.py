@@ -252,6 +252,8 @@ def test_who_has_broken_out_of_everything_in_the_pod_can_do_to_the_node_what_an_
 
 
 def test_a_container_knows_whether_it_has_a_user_namespace(tmp_path: Path) -> None:
-    for text, own in (("         0          0 4294967295\n", False), ("0 100000 65536\n", True)):
+    known = (("         0          0 4294967295\n", False, 4294967294), ("0 100000 65536\n", True, 65535))
+    for text, own, largest in known:
         (tmp_path / "uid_map").write_text(text)
         assert user_namespace.inside(tmp_path / "uid_map") is own
+        assert user_namespace.largest(tmp_path / "uid_map") == largest

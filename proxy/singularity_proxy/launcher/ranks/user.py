@@ -46,8 +46,11 @@ class User:
         return found
 
 
-def wanted(env: Mapping[str, str]) -> User | None:
-    """The user of names.ENV_RUN_AS; None: the container's. Raises CommandError."""
+def wanted(env: Mapping[str, str], largest: int = _LARGEST) -> User | None:
+    """The user of names.ENV_RUN_AS; None: the container's. Raises CommandError.
+
+    :param largest: id that there is in the container
+    """
     text = env.get(names.ENV_RUN_AS)
     if not text:
         return None
@@ -57,6 +60,11 @@ def wanted(env: Mapping[str, str]) -> User | None:
         raise CommandError(
             f"{names.ENV_RUN_AS} = {text!r}: wanted uid:gid:group,group, with ':strict' or without, such as "
             "1000:1000:; it is made of the pod's securityContext, and not to be set by hand"
+        )
+    if any(number > largest for number in numbers):
+        raise CommandError(
+            f"{names.ENV_RUN_AS} = {text!r}: this pod has a user namespace of its own with ids up to {largest}. Give "
+            "the program's user and groups such ids in the securityContext, or ask for privileges 'node'"
         )
     uid, gid, groups, strict = found.groups()
     further = {int(number) for number in groups.split(",") if number}
