@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol import addresses, exit_codes, names, phases, starters, user_namespace
@@ -46,6 +46,20 @@ FINISHED_AGAIN_S = 5.0
 
 def say(message: str) -> None:
     print(f"[launcher] {message}", flush=True)
+
+
+@dataclass(frozen=True)
+class Save:
+    """A stop of the ranks, for which a dump was asked. Each change makes a new one, in the loop."""
+
+    dump: str
+    """What the sidecar that asked last calls it (`LauncherCommand.dump`)."""
+    trial: str
+    """Id of its checkpoint, if it is a trial; "": it is none."""
+    streamed: bool
+    """Pages of it went to a sidecar."""
+    ended: LauncherEvent | None = None
+    """How it has ended."""
 
 
 class Supervisor:
@@ -87,14 +101,8 @@ class Supervisor:
         self._sent_term = False
         self._dumps = 0
         """Dumps under way."""
-        self._asked: dict[int, LauncherEvent | None] = {}
-        """Generation of a dump that was asked for -> how it has ended, until its ranks go on."""
-        self._streamed: set[int] = set()
-        """Generations whose pages went to a sidecar."""
-        self._trials: dict[int, str] = {}
-        """Generations whose dump is, or was, a trial -> its checkpoint's id."""
-        self._named: dict[int, str] = {}
-        """Generation -> the last command for its dump, as its sidecar calls it (`LauncherCommand.dump`)."""
+        self._saves: dict[int, Save] = {}
+        """By generation, until its ranks go on."""
         self._again: LauncherCommand | None = None
         """A dump that a restarted sidecar asks for while its pages still go to the one before, or that a trial gives
         way to."""
@@ -409,29 +417,27 @@ class Supervisor:
         Pages that were streamed went to the sidecar before it, so they are dumped again.
         """
         generation = command.generation
-        ended = self._asked.get(generation)
-        self._named[generation] = command.dump
-        tried = generation in self._trials and not command.trial
-        if generation in self._asked and ended is None:
+        save = self._saves.get(generation)
+        tried = save is not None and save.trial != "" and not command.trial
+        if save is not None:
+            self._saves[generation] = replace(save, dump=command.dump)
+        if save is not None and save.ended is None:
             self._again = command if command.stream or tried else None
             if tried:
                 self._withdraw(generation)
-        elif ended is None or generation in self._streamed or tried:
-            self._asked[generation] = None
-            self._trials.pop(generation, None)
-            if command.trial:
-                self._trials[generation] = command.checkpoint_id
-            if command.stream:
-                self._streamed.add(generation)
+        elif save is None or save.ended is None or save.streamed or tried:
+            streamed = command.stream or (save is not None and save.streamed)
+            self._saves[generation] = Save(command.dump, command.checkpoint_id if command.trial else "", streamed)
             self._dumps += 1
             self._background(lambda: self._dump(command))
         else:
-            self.outbox.put(replace(ended, dump=command.dump))
+            self.outbox.put(replace(save.ended, dump=command.dump))
 
     def _withdraw(self, generation: int) -> None:
         """A trial under way gives way at once."""
-        if generation in self._trials and generation in self._asked and self._asked[generation] is None:
-            path = self.paths.withdrawn(self._trials[generation])
+        save = self._saves.get(generation)
+        if save is not None and save.trial and save.ended is None:
+            path = self.paths.withdrawn(save.trial)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
 
@@ -447,7 +453,7 @@ class Supervisor:
         assert self.plan is not None
         while self._postponed and not self._dumps:
             command = self._postponed.pop(0)
-            self._asked.pop(command.generation, None)
+            self._saves.pop(command.generation, None)
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
             for line in self.engine.resume(self._living(), command.generation, address, port, command.ended):
@@ -492,12 +498,12 @@ class Supervisor:
             if command.trial:
                 self.paths.withdrawn(command.checkpoint_id).unlink(missing_ok=True)
             self._dumps -= 1
-            self._asked[command.generation] = event
+            save = self._saves[command.generation] = replace(self._saves[command.generation], ended=event)
             again, self._again = self._again, None
             if again is not None and again.generation == command.generation and not self._postponed:
                 self._ask_for(again)
                 return
-            self.outbox.put(replace(event, dump=self._named[command.generation]))
+            self.outbox.put(replace(event, dump=save.dump))
             self._resume_postponed()
 
         return act
