@@ -1,21 +1,26 @@
 """What administrators do by hand, or in the middle of: `doctor` names it, and the commands that it prints mend it.
 
-Keys are rotated, and then deleted, while a job is saved.
+Keys are rotated, deleted or at their end while a job is saved.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import controllers
 import pytest
+from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 from shell import Shell
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import certificates
 from kueue_integration.kube.resources import SECRET, annotation
+from kueue_integration.spec.platform_config import load
 from localcluster.addons.chart import NAMESPACE as SYSTEM
+from localcluster.addons.chart import RELEASE
 from localcluster.demo.stage import CHECKOUT
 from localcluster.demo.wait import wait_for
 
@@ -23,6 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 NAMESPACE = "by-hand"
 QUEUES = {"own": {"ondemand": "100m"}}
 KEYS = job_names.KEYS_SECRET
+SERVER = f"{job_names.CONTROLLER_NAME}.{SYSTEM}.svc"
 BUDGET_S = 600
 """A job is saved for as long as an administrator needs to mend things."""
 
@@ -106,3 +112,61 @@ def test_keys_are_rotated_and_then_deleted_while_a_job_is_saved(rows: Rows, shel
     being_saved(rows, job)
     goes_on(rows, job, 3)
     job.assert_exact(job.finish())
+
+
+def serves_until(faults: Faults) -> list[float]:
+    """When the certificate ends that each replica shows to pods, less the present time."""
+    addresses = [f"{pod['status']['podIP']}:8080" for pod in faults.controllers()]
+    return [faults.metric("singularity_certificate_expires_seconds", at) - time.time() for at in addresses]
+
+
+def test_a_certificate_ends_while_a_job_is_saved(
+    rows: Rows, shell: Shell, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a platform's own authority, which nobody has renewed."""
+    now, name, own = time.time(), "by-hand-certificate", load(rows.kube).controller_ca
+    authority, key = certificates.authority(now, 30)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "charts").symlink_to(CHECKOUT / "charts")
+    (tmp_path / "ca.crt").write_text(authority)
+
+    def sign(at: float) -> None:
+        certificate, private = certificates.leaf(authority, key, [SERVER], at)
+        (tmp_path / "tls.crt").write_text(certificate)
+        (tmp_path / "tls.key").write_text(private)
+
+    def use(secret: str) -> None:
+        upgrade = f"helm upgrade {RELEASE} charts/singularity -n {SYSTEM} --reuse-values"
+        shell.type(f"{upgrade} --set tls.existingSecret={secret}")
+        shell.type(f"kubectl -n {SYSTEM} rollout status deployment/{job_names.CONTROLLER_NAME} --timeout=300s")
+
+    files = "--from-file=ca.crt --from-file=tls.crt --from-file=tls.key"
+    write = f"kubectl -n {SYSTEM} create secret generic {name} {files} --dry-run=client -o yaml"
+    write += " | kubectl apply --server-side --force-conflicts -f -"
+    sign(now)
+    shell.type(write)
+    try:
+        use(name)
+        wait_for(lambda: authority.strip() in load(rows.kube).controller_ca, "our authority is published", TIMEOUT_S)
+        rows.stage.look_again()
+        job = rows.train("trusts-ours", "own", workers=2, checkpoint_budget_s=BUDGET_S)
+        job.until_steps()
+        being_saved(rows, job)
+        sign(now - (certificates.LEAF_DAYS + 1) * 86400)
+        shell.type(write)
+        ended = lambda: [left < 0 for left in serves_until(faults)] == [True, True]  # noqa: E731
+        wait_for(ended, "both controllers show a certificate that has ended", TIMEOUT_S)
+        sign(now)
+        job.slow(False)
+        mended(rows, shell, "certificate", "has ended")
+        assert job.until_ended(1).checkpoint is not None
+        wait_for(lambda: min(serves_until(faults)) > 0, "both show the new one", TIMEOUT_S)
+        rows.activate(job.name, True)
+        job.until_attempt(2)
+        job.assert_exact(job.finish())
+    finally:
+        use("")
+        shell.type(f"kubectl -n {SYSTEM} delete secret {name}")
+        # A job that is submitted before trusts ours only.
+        wait_for(lambda: load(rows.kube).controller_ca == own, "the platform's own authority is published", TIMEOUT_S)
+        rows.stage.look_again()
