@@ -26,10 +26,8 @@ UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/loca
 SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 TORCH_PACKAGES = ("torch==2.15.0", "numpy")
-OLDER_TORCH = ("2.9.1", "2.11.0")
-"""The oldest that runs, and one between: jobs of one rank are saved."""
-OLDEST_DISTRIBUTED_TORCH = "2.14.0"
-"""The oldest whose jobs of several ranks are saved."""
+OLDER_TORCH = ("2.9.1", "2.11.0", "2.14.0")
+"""The oldest for the suite's Python, one between, and the first that makes its backends by plugins."""
 TORCH_PYTHON = "3.14"
 """The suite's Python."""
 TORCH_PLATFORM = "x86_64-manylinux_2_28"

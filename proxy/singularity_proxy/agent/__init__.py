@@ -6,7 +6,10 @@
 `membership`     which process is a rank of the job, and which stands aside
 `cut`            what every rank has issued, compared where step boundaries do not answer a stop
 `comm`           puts replaceable backends below the stock ProcessGroup
-`swap_backend`   such a backend
+`swap_backend`   such a backend, for torch 2.14 or newer
+`lanes`          the same for an older torch, whose backends are made in place
+`swap_group`     the process group that has them
+`stand_in`       a class in the place of one of torch's
 `groups`         all that the script has made: dropped together, and made again
 `store`          replaceable rendezvous store, with what the script keeps in it
 `gate`           what may begin, and what is under way: operations come from several threads

@@ -1,8 +1,9 @@
 """Communication that can be dropped and rebuilt while the program keeps its ProcessGroup objects.
 
-DDP's reducer, DeviceMesh and the script all hold stock ProcessGroups. Inside them sits `swap_backend.SwapBackend`,
-whose real backend can be thrown away and made again; below the stock PrefixStores sits `store.ProxyStore`. This module
-puts both in their places. `groups` knows the backends that were made.
+DDP's reducer, DeviceMesh and the script all hold ProcessGroups. With torch 2.14 or newer they are stock, and inside
+them sits `swap_backend.SwapBackend`, whose real backend can be thrown away and made again; with an older torch they are
+`swap_group.SwapGroup`, around a stock one. Below the stock PrefixStores sits `store.ProxyStore`. This module puts all
+in their places. `groups` knows the backends that were made.
 Measured with torch 2.15, gloo; destroying the backend object is the only thing that closes gloo's sockets.
 """
 
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..protocol import names
-from . import fork, gate, groups, guard, membership, resume_order, shared_device, store, work
+from . import fork, gate, groups, guard, lanes, membership, resume_order, shared_device, store, swap_group, work
 from .swap_backend import make_backend_class
 
 _C10D = "torch._C._distributed_c10d"
@@ -27,32 +28,35 @@ def install(module: ModuleType) -> None:
         return
     if os.environ.get(names.ENV_ALONE):
         return
-    if not hasattr(module.Backend, "_ensure_backend_registered"):
-        _refuse(module)
+    version = getattr(sys.modules.get("torch.version"), "__version__", "")
+    numbers = tuple(int(word) for word in version.split(".")[:2] if word.isdigit())
+    if len(numbers) == 2 and numbers < names.OLDEST_TORCH:
+        _refuse(module, version)
         return
     c10d: Any = sys.modules[_C10D]
     proxy_store = store.make_store_class(c10d.Store, membership.broke)
     swap_work = work.make_work_class(c10d.Work)
     source_work = work.make_source_class(c10d.Work, lambda: sys.modules["torch"].futures.Future())
-    swap_backend = make_backend_class(c10d.Backend, swap_work, source_work)
     _wrap_rendezvous(module, proxy_store)
-    _wrap_registration(module, swap_backend)
-    _wrap_debug(module, swap_backend)
+    if hasattr(module.Backend, "_ensure_backend_registered"):
+        swap_backend = make_backend_class(c10d.Backend, swap_work, source_work)
+        _wrap_registration(module, swap_backend)
+        _wrap_debug(module, swap_backend)
+    else:
+        lanes.install(module, c10d, swap_group.make_group_class(c10d.ProcessGroup, swap_work, source_work))
     for name in ("destroy_process_group", "_abort_process_group"):
         setattr(module, name, _wrap_destroy(module, getattr(module, name)))
 
 
-def _refuse(module: Any) -> None:
+def _refuse(module: Any, version: str) -> None:
     """Tell log and launcher, at the first rendezvous, that ranks of this torch cannot be saved.
 
-    It makes gloo and NCCL in place, so that they cannot be dropped and made again. Then the first trial of the attempt
-    fails with version and fix, before a preemption can.
+    Then the first trial of the attempt fails with version and fix, before a preemption can.
     """
     stock = module.rendezvous
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-        version = getattr(sys.modules.get("torch.version"), "__version__", "unknown")
-        oldest = ".".join(map(str, names.OLDEST_DISTRIBUTED))
+        oldest = ".".join(map(str, names.OLDEST_TORCH))
         why, advice = f"its torch is {version}, whose communication cannot be let go of", f"Use torch {oldest} or newer"
         if not _problem(rank, world_size):
             membership.give_up(f"{why}. {advice}")

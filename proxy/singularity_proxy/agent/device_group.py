@@ -112,7 +112,7 @@ class DeviceGroup(HostGroup):
     def all_gather_single(self, output: Any, own: Any, opts: Any) -> Issued:
         return self.all_gather_single_coalesced([output], [own], opts)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Issued:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Issued:
         return self._issue_gather([self.rows(output) for output in outputs], inputs, outputs)
 
     def _issue_gather(self, outputs: Sequence[Tensors], inputs: Tensors, result: Tensors) -> Issued:

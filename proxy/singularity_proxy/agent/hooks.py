@@ -67,7 +67,7 @@ def _call_after(spec: ModuleSpec, name: str, installer: Installer) -> None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         try:
-            if not _too_old() or installer is _distributed:  # which touches no torch without replaceable parts
+            if not _too_old() or installer is _distributed:  # which has a sentence of its own for those
                 installer(module)
         except Exception as error:
             _failed(name, error)

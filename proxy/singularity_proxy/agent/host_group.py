@@ -17,13 +17,25 @@ Tensors = Sequence[Any]
 _c10d: Any = torch._C._distributed_c10d
 
 
-class HostGroup(_c10d.Backend):  # type: ignore[misc]
+class _Plain:
+    """In the place of torch's Backend where none can be written in Python, before 2.14: `swap_group` calls it."""
+
+    def __init__(self, rank: int, size: int) -> None: ...
+
+
+IN_PYTHON = hasattr(torch.distributed.distributed_c10d.Backend, "_ensure_backend_registered")
+_BASE: Any = _c10d.Backend if IN_PYTHON else _Plain
+
+
+class HostGroup(_BASE):  # type: ignore[misc]
     """:param label: name of the stock backend whose place this takes
     :param everyone: gloo group of all ranks
     """
 
     supports_coalescing = False
     supports_splitting = False
+    stands_in = not IN_PYTHON
+    """It is no Backend to torch."""
 
     def __init__(self, label: str, rank: int, size: int, everyone: Any) -> None:
         super().__init__(rank, size)
@@ -96,7 +108,10 @@ class HostGroup(_c10d.Backend):  # type: ignore[misc]
 
     def set_timeout(self, timeout: Any) -> None:
         for part in self.parts():
-            part.set_timeout(timeout)
+            (part.set_timeout if hasattr(part, "set_timeout") else part._set_default_timeout)(timeout)
+
+    _set_default_timeout = set_timeout
+    """Its name before torch 2.14."""
 
     def abort(self) -> None:
         for part in self.parts():

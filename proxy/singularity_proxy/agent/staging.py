@@ -98,7 +98,8 @@ def all_to_all(group: Any, outputs: Tensors, inputs: Tensors) -> list[Any]:
     given = torch.cat([to_bytes(tensor) for tensor in inputs])
     whole = torch.empty(sum(each.numel() for each in found), dtype=torch.uint8)
     sizes = [each.numel() for each in found], [nbytes(tensor) for tensor in inputs]
-    group.all_to_all_single(whole, given, *sizes, _c10d.AllToAllOptions()).wait()
+    exchange = group.all_to_all_single if hasattr(group, "all_to_all_single") else group.alltoall_base  # before 2.14
+    exchange(whole, given, *sizes, _c10d.AllToAllOptions()).wait()
     return _all_back([outputs], [whole.split(sizes[0])])
 
 

@@ -8,8 +8,9 @@ rank looks.
 from __future__ import annotations
 
 import datetime
+import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from . import fork, gate, guard
@@ -44,25 +45,43 @@ _VIRTUAL = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
 """Names that C++, a PrefixStore say, looks for in a store of Python's, where they are not those of `_METHODS`."""
 _WAITS = ("get", "multi_get", "wait")
 """Methods that wait until the keys are there, which their first argument names."""
+_WRITES = ("set", "add", "compare_set", "multi_set", "append", "queue_push")
+"""Methods that may make the keys that their first argument names."""
+KEYS: Final = f"{OURS}keys"
+"""Where the clients of a store that cannot list its keys (torch before 2.13) list them: one a line, in JSON."""
 
 stores: list[Any] = []
 """Strong references: a Python subclass of a pybind class loses its overrides when only C++ still holds it."""
 
 
-def _forward(name: str) -> Any:
-    waits = name in _WAITS
+def _forward(name: str, lists: bool) -> Any:
+    waits, writes = name in _WAITS, name in _WRITES and not lists
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if waits:
             _wait_beside(self, *args)
         gate.enter_store()
         try:
+            if writes and self.travels:
+                _list(self, args)
             return getattr(self.inner, name)(*args, **kwargs)
         finally:
             gate.leave_store()
 
     method.__name__ = name
     return method
+
+
+def _list(store: Any, args: Sequence[Any]) -> None:
+    """Add the keys that are about to be written to the store's list. Never raises."""
+    try:
+        keys = [args[0]] if isinstance(args[0], str) else list(args[0])
+        new = [key for key in keys if key not in store.listed]
+        if new:
+            store.inner.append(KEYS, "".join(f"{json.dumps(key)}\n" for key in new))
+            store.listed.update(new)
+    except Exception as error:
+        guard.took(error, "before the script writes to its store")
 
 
 def _wait_beside(store: Any, *args: Any) -> None:
@@ -96,6 +115,8 @@ def make_store_class(base: Any, broke: Callable[[Exception, str], None]) -> Any:
             self.kept_timeout = inner.timeout
             self.travels = type(inner).__name__ == "TCPStore"
             """It is a server's, or its clients'. Others, of files say, stay as they are."""
+            self.listed: set[str] = set()
+            """Keys that this client has put into the store's list."""
             self.made_for = 0
             stores.append(self)
 
@@ -127,11 +148,12 @@ def make_store_class(base: Any, broke: Callable[[Exception, str], None]) -> Any:
                 self.made_for = generation
             self.inner.set_timeout(self.kept_timeout)
 
+    lists = hasattr(base, "list_keys")
     for name in _METHODS:
         if hasattr(base, name):
-            setattr(ProxyStore, name, _forward(name))
+            setattr(ProxyStore, name, _forward(name, lists))
     for theirs, name in _VIRTUAL.items():
-        setattr(ProxyStore, theirs, _forward(name))
+        setattr(ProxyStore, theirs, _forward(name, lists))
     return ProxyStore
 
 
@@ -180,8 +202,20 @@ def exchange(name: str, rank: int, words: str, ended: Collection[int] = ()) -> l
 
 def content(store: Any) -> dict[str, bytes]:
     """What the script, and torch for it, has put into `store`. Counters are their digits, as the store has them."""
-    keys = [key for key in store.list_keys() if OURS not in key]
-    return dict(zip(keys, store.multi_get(keys), strict=True)) if keys else {}
+    keys = [key for key in _keys(store) if OURS not in key]
+    found = dict(zip(keys, store.multi_get(keys), strict=True)) if keys else {}
+    if not hasattr(store, "list_keys"):
+        found |= {KEYS: store.get(KEYS)} if store.check([KEYS]) else {}
+    return found
+
+
+def _keys(store: Any) -> list[str]:
+    if hasattr(store, "list_keys"):
+        return list(store.list_keys())
+    if not store.check([KEYS]):
+        return []
+    listed = dict.fromkeys(json.loads(line) for line in store.get(KEYS).decode().splitlines())
+    return [key for key in listed if store.check([key])]
 
 
 def rebuild(tcp_store: Any, generation: int, rank: int, address: str, port: int, ended: Collection[int] = ()) -> None:

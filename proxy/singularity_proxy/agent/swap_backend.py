@@ -29,7 +29,7 @@ _COLLECTIVES = [
     "alltoall",
     "barrier",
 ]
-_POINT_TO_POINT = {"send": (0, 1), "recv": (1, 0)}
+POINT_TO_POINT = {"send": (0, 1), "recv": (1, 0)}
 """Does the peer, or do we, receive: order of (we, peer) in the channel's name."""
 _FORWARDED = [
     "set_timeout",
@@ -85,7 +85,7 @@ def _collective(name: str, swap_work: Any) -> Any:
 
 def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
     def method(self: Any, tensors: Any, peer: int, tag: int) -> Any:
-        gate.enter(_message(self, peer, order), free=self.coalescing)
+        gate.enter(message_channel(self, peer, order), free=self.coalescing)
         try:
             started = getattr(self.inner, name)(tensors, peer, tag)
         finally:
@@ -96,7 +96,7 @@ def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
     return method
 
 
-def _message(backend: Any, peer: int, order: tuple[int, int]) -> str:
+def message_channel(backend: Any, peer: int, order: tuple[int, int]) -> str:
     """Name of the channel of messages between us and `peer`, a rank within the group."""
     try:
         both = (backend.own, peer)
@@ -180,7 +180,7 @@ def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
     for name in _COLLECTIVES:
         if hasattr(base, name):
             setattr(SwapBackend, name, _collective(name, swap_work))
-    for name, order in _POINT_TO_POINT.items():
+    for name, order in POINT_TO_POINT.items():
         setattr(SwapBackend, name, _point_to_point(name, order, swap_work))
     for name in _FORWARDED:
         if hasattr(base, name):

@@ -67,10 +67,8 @@ ENV_CHECKPOINT_MEMORY: Final = "SINGULARITY_CHECKPOINT_MEMORY"
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 """Bytes per second of each rank's output that are shown; the rest is only counted. 0: all output is shown."""
 
-OLDEST_TORCH: Final = (2, 9)
-"""For jobs of one rank without a GPU, which are saved as they stand."""
-OLDEST_DISTRIBUTED: Final = (2, 14)
-"""For all others: the first torch whose backends are made by plugins, which the agent can replace."""
+OLDEST_TORCH: Final = (2, 8)
+"""The first whose C++ keeps the handle of an operation that a process group in Python has made (`PyWorkHolder`)."""
 
 # --- environment of a rank (besides torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) ----------------------
 ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"

@@ -201,7 +201,7 @@ def test_who_is_none_of_the_jobs_ranks(
 
 
 @pytest.mark.parametrize(("world", "refused"), [(3, True), (6, False)])
-def test_a_torch_without_replaceable_communication_is_named_to_the_launcher_with_the_fix(
+def test_a_torch_that_is_too_old_is_named_to_the_launcher_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int, refused: bool
 ) -> None:
     """At the first rendezvous of a rank, so that the first trial fails with it; not for a world of the script's own."""
@@ -214,11 +214,11 @@ def test_a_torch_without_replaceable_communication_is_named_to_the_launcher_with
         monkeypatch.setattr(membership, name, getattr(membership, name))
     torch = ModuleType("torch.distributed.distributed_c10d")
     torch.ProcessGroup, torch.Backend, torch.rendezvous = object, object, lambda *_, **__: iter(["met"])
-    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__="2.11.0"))
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__="2.7.1"))
     comm.install(torch)
     assert list(torch.rendezvous("env://", 1, world)) == ["met"]
     assert refusal.read(paths, 1, page.generation(1, 1)) == refused * (
-        "rank 1 cannot be saved: its torch is 2.11.0, whose communication cannot be let go of. Use torch 2.14 or newer"
+        "rank 1 cannot be saved: its torch is 2.7.1, whose communication cannot be let go of. Use torch 2.8 or newer"
     )
 
 

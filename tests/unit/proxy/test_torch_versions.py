@@ -1,19 +1,24 @@
-"""The agent in older torches than test_programs has: what each can save, and the sentence where it cannot."""
+"""The agent in older torches than test_programs has, down to the oldest whose ranks can let go of each other."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from pod_harness import Pod
-from program_runs import Runner
+from program_runs import ENV, LOSSES, PROGRAMS, Program, Runner
+from rank_world import Ranks
 from test_programs import ROWS
 
+from localcluster.cache import made_once
 from localcluster.config import cache_dir
-from localcluster.images.rootfs import OLDER_TORCH, OLDEST_DISTRIBUTED_TORCH, torch
+from localcluster.images.rootfs import OLDER_TORCH, torch
+from localcluster.shell import run_logged
 from singularity_proxy.protocol import names, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.full, pytest.mark.timeout(1800)]
@@ -30,10 +35,9 @@ def older(request: pytest.FixtureRequest, rootfs: Path) -> tuple[str, Path]:
     return request.param, folder(request.param)
 
 
-@pytest.mark.parametrize("row", ["FSDP2, sub-groups, works in flight", "no_sync"])
-def test_ranks_of_the_oldest_that_can_are_moved(row: str, make_pod: Make, rootfs: Path, criu_bundle: Path) -> None:
-    made = folder(OLDEST_DISTRIBUTED_TORCH)
-    Runner(partial(make_pod, rootfs=rootfs, torch=made, criu=criu_bundle), ROWS[row]).compare()
+@pytest.mark.parametrize("row", ["FSDP2, sub-groups, works in flight", "tensor parallel", "no_sync"])
+def test_ranks_are_moved(row: str, older: tuple[str, Path], make_pod: Make, rootfs: Path, criu_bundle: Path) -> None:
+    Runner(partial(make_pod, rootfs=rootfs, torch=older[1], criu=criu_bundle), ROWS[row]).compare()
 
 
 def test_a_job_of_one_rank_is_moved(older: tuple[str, Path], make_pod: Make, rootfs: Path, criu_bundle: Path) -> None:
@@ -41,26 +45,60 @@ def test_a_job_of_one_rank_is_moved(older: tuple[str, Path], make_pod: Make, roo
     Runner(partial(make_pod, rootfs=rootfs, torch=older[1], criu=criu_bundle), ROWS["mp.spawn"]).compare()
 
 
-def test_ranks_that_cannot_be_saved_train_and_say_so(
-    older: tuple[str, Path], make_pod: Make, rootfs: Path, criu_bundle: Path
-) -> None:
-    version, made = older
-    program = replace(ROWS["no_sync"], arguments=("200",))
-    runner = Runner(partial(make_pod, rootfs=rootfs, torch=made, criu=criu_bundle), program)
-    pod = runner.start("pod")
-    runner.wait_lines(pod, 1)
-    generation = page.generation(1, 1)
-    pod.sidecar.command("dump", generation=generation, checkpoint_id="c", anywhere=True)
-    event = pod.wait_event("dumped", "dump_failed")
-    pod.sidecar.command("resume", generation=generation)
-    assert event.kind == "dump_failed" and f"its torch is {version}" in event.message, event.message
-    assert "Use torch 2.14 or newer" in event.message
-    assert pod.wait(200) == 0, pod.log()
-    said = "takes no part in checkpoints, and its job cannot be saved: its torch is"
-    assert pod.log().count(said) == 2 and version in pod.log(), pod.log()
-    assert "Use torch 2.14 or newer" in pod.log()
+# --- the oldest, which has no wheels for the suite's Python -----------------------------------------------------------
+OLDEST = ".".join(map(str, names.OLDEST_TORCH))
+"""Its ranks go as far as they go without CRIU: their communication is dropped, and made again."""
 
 
-def test_the_versions_here_are_those_of_the_protocol() -> None:
-    assert tuple(map(int, OLDER_TORCH[0].split(".")[:2])) == names.OLDEST_TORCH
-    assert tuple(map(int, OLDEST_DISTRIBUTED_TORCH.split(".")[:2])) == names.OLDEST_DISTRIBUTED
+@pytest.fixture(scope="module")
+def oldest() -> Path:
+    """With the oldest torch, for this interpreter, 6 GB, made once."""
+    if sys.version_info >= (3, 14):
+        pytest.skip(f"torch {OLDEST} has no wheels for Python {sys.version_info[0]}.{sys.version_info[1]}")
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def make(draft: Path) -> None:
+        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--target", str(draft)]
+        run_logged([*uv, f"torch=={OLDEST}.0", "numpy"], cache_dir() / "logs" / "torch.log", timeout=3600)
+
+    return made_once(cache_dir() / "torch" / f"{python}-{OLDEST}", make, what=f"torch {OLDEST}", progress=print)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "FSDP2, sub-groups, works in flight", "HSDP on a 2x2 mesh", "tensor parallel", "pipeline", "Join", "threads",
+        "debug level DETAIL", "backend per device", "groups that come and go", "collectives in a thread",
+        "no optimizer",
+    ],
+)  # fmt: skip
+def test_ranks_of_the_oldest_let_go_of_each_other(row: str, oldest: Path, tmp_path: Path) -> None:
+    program = ROWS[row]
+    expected = _trained(program, oldest, tmp_path / "alone", stops=0)
+    assert _trained(program, oldest, tmp_path / "stopped", stops=3) == expected
+
+
+def _trained(program: Program, torch: Path, folder: Path, stops: int) -> list[str]:
+    """What each rank writes to its file of losses."""
+    folder.mkdir()
+    shutil.copy(PROGRAMS / program.script, folder)
+    env = {**ENV, **program.env, "TMPDIR": str(folder), "PYTHONPATH": f"{folder}/lib:{torch}"}
+    ranks = Ranks(folder, [str(folder / program.script), *program.arguments], program.ranks, env)
+    losses = [ranks.cwd(rank) / LOSSES for rank in range(program.ranks)]
+    try:
+        for number in range(1, stops + 1):
+            _wait_lines(ranks, losses[0], number * program.stop_at)
+            generation = page.generation(1, number)
+            assert [report["sockets"] for report in ranks.stop(generation, 0)] == [[]] * program.ranks
+            ranks.go_on(generation)
+        ranks.wait(300)
+    finally:
+        ranks.close()
+    return [path.read_text() if path.exists() else "" for path in losses]
+
+
+def _wait_lines(ranks: Ranks, path: Path, lines: int) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() or path.read_text().count("\n") < lines:
+        assert ranks.alive() and time.monotonic() < deadline, ranks.log()
+        time.sleep(0.01)

@@ -135,12 +135,8 @@ def _torch(found: Facts, python: Python) -> None:
     found.torch = json.loads(said.strip().splitlines()[-1])
     version = tuple(map(int, re.findall(r"\d+", found.torch["version"])[:2]))
     if version < names.OLDEST_TORCH:
-        found.problems.append(f"torch is {found.torch['version']}; 2.9 or newer is needed")
-    elif version < names.OLDEST_DISTRIBUTED:
-        oldest = ".".join(map(str, names.OLDEST_DISTRIBUTED))
-        found.problems.append(
-            f"torch is {found.torch['version']}: ranks that use torch.distributed cannot be saved, which needs {oldest}"
-        )
+        oldest = ".".join(map(str, names.OLDEST_TORCH))
+        found.problems.append(f"torch is {found.torch['version']}; {oldest} or newer is needed")
     cuda = found.torch["cuda"]
     if found.gpus and cuda is None:
         found.problems.append("torch is a build without CUDA: install one with CUDA 12.8 or newer")
