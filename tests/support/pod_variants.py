@@ -454,6 +454,10 @@ BAD: dict[str, tuple[Make, str]] = {
         _with(_probe, lambda pod, _: pod["containers"][1].update(_capable("ALL"))),
         "container criu: only the platform's launcher",
     ),
+    "a probe with the kubelet's message over its program": (
+        _with(_probe, lambda pod, _: pod["containers"][1].update(terminationMessagePath="/opt/singularity/launcher/x")),
+        "container criu: only the platform's launcher",
+    ),
     "a probe with a volume": (
         _with(_probe, _mine("criu", "/var/run/secrets/mine")), "container criu: only the platform's launcher"
     ),
