@@ -218,8 +218,10 @@ class Ill:
         subprocess.run(["ip", "route", "del", "blackhole", f"{config(CUT_OFF).address}/32"], capture_output=True)
 
     def rise(self) -> None:
-        """The dead one is started again."""
-        cluster.up(DEAD, self._say, only="cluster")
+        """The dead one is started again, if it is dead."""
+        box = sandbox.find(config(DEAD))
+        if box is None or processes.running(box, API_SERVER) is None:
+            cluster.up(DEAD, self._say, only="cluster")
 
 
 def config(name: str) -> ClusterConfig:
