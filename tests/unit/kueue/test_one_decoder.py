@@ -12,6 +12,7 @@ MAY_PARSE = {
     "proxy/singularity_proxy/protocol/decode.py": "it is the decoder",
     "proxy/singularity_proxy/protocol/cut.py": "ranks of one job tell each other, through a store of their own",
     "proxy/singularity_proxy/agent/groups.py": "ranks of one job tell each other, through a store of their own",
+    "proxy/singularity_proxy/agent/store.py": "the same: the keys that ranks of one job have listed",
     "proxy/singularity_proxy/agent/resume_order.py": "in the rank: what its launcher has written for it",
     "proxy/singularity_proxy/launcher/ranks/slot.py": "answers of our own helper, over a pipe that ranks do not have",
     "proxy/singularity_proxy/launcher/ranks/slot_init.py": "orders of our own launcher, over that pipe",

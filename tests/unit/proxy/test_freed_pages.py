@@ -20,10 +20,10 @@ from image_reader import restored
 
 from singularity_proxy.launcher.snapshot import page_frames, page_images, shared_pages
 from singularity_proxy.launcher.snapshot.page_disk import PageDisk
-from singularity_proxy.launcher.snapshot.page_frames import IoVec, PageFrames
+from singularity_proxy.launcher.snapshot.page_frames import PageFrames
 from singularity_proxy.launcher.snapshot.page_images import PageImage
 from singularity_proxy.launcher.snapshot.page_stream import PAGE, PRESENT, PROCESS
-from singularity_proxy.launcher.snapshot.relative_memory import RelativeMemory
+from singularity_proxy.launcher.snapshot.relative_memory import IoVec, RelativeMemory
 
 PAGES = 96
 SIZE = PAGES * PAGE
