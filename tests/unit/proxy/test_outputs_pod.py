@@ -53,10 +53,12 @@ def start_sidecar(pod: Pod, folder: Path, controller: FakeController, attempt: i
         names.ENV_CONTROLLER_CA: controller.pem, names.ENV_TOKEN_FILE: str(folder / "token"),
         names.ENV_CHECKPOINT: checkpoint.id if checkpoint else "",
     }  # fmt: skip
+    short = folder / f"pod-{attempt}"  # the path of a socket has an end
+    short.symlink_to(pod.volumes)
     argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", SIDECAR]
     with (pod.folder / "sidecar.log").open("wb") as log:
         return subprocess.Popen(
-            [*argv, str(pod.volumes), str(free_port())], env={**os.environ, **env}, stdout=log, stderr=log
+            [*argv, str(short), str(free_port())], env={**os.environ, **env}, stdout=log, stderr=log
         )
 
 
