@@ -130,7 +130,10 @@ async def test_the_branch_that_was_given_up_stays_until_newer_checkpoints_replac
     await eventually(
         "one branch gives way to the other", lambda: {x.id for x in store.list_checkpoints("team", "train")} == left
     )
-    assert not any(x.held for x in store.list_checkpoints("team", "train")), "the job has gone on from it"
+    await eventually(
+        "no hold any more, as the job has gone on from it",
+        lambda: not any(x.held for x in store.list_checkpoints("team", "train")),
+    )
     await saved(second, controller, 2)
     await eventually(
         "only the branch that the job is on is left",
