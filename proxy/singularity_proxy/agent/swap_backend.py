@@ -45,7 +45,7 @@ _FORWARDED = [
 ]
 
 
-def _forward(name: str) -> Any:
+def forward(name: str) -> Any:
     """A method that calls the one of the same name of `self.inner`."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,5 +184,5 @@ def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
         setattr(SwapBackend, name, _point_to_point(name, order, swap_work))
     for name in _FORWARDED:
         if hasattr(base, name):
-            setattr(SwapBackend, name, _forward(name))
+            setattr(SwapBackend, name, forward(name))
     return SwapBackend

@@ -13,7 +13,7 @@ from typing import Any
 from . import gate, groups, membership, work
 from .groups import Gone
 from .lanes import STRANGE, Lane, making, register
-from .swap_backend import POINT_TO_POINT, message_channel
+from .swap_backend import POINT_TO_POINT, forward, message_channel
 
 _COLLECTIVES = (
     "broadcast",
@@ -62,18 +62,6 @@ _NAMES = {
     "alltoall_base": "all_to_all_single",
 }
 """A group's method -> that of a backend of ours (`host_group`), which has torch 2.14's names."""
-
-
-def _forward(name: str) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gate.enter("", place=False)
-        try:
-            return getattr(self.inner, name)(*args, **kwargs)
-        finally:
-            gate.leave()
-
-    method.__name__ = name
-    return method
 
 
 def _setting(name: str, base: Any) -> Any:
@@ -127,7 +115,7 @@ def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
 def make_group_class(base: Any, swap_work: Any, source_work: Any) -> Any:
     """SwapGroup, a subclass of torch's C++ ProcessGroup; its collectives return `swap_work`."""
 
-    forwarded = _forward("_get_backend")
+    forwarded = forward("_get_backend")
 
     class SwapGroup(base):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
@@ -285,7 +273,7 @@ def make_group_class(base: Any, swap_work: Any, source_work: Any) -> Any:
         setattr(SwapGroup, name, _point_to_point(name, order, swap_work))
     for name in _FORWARDED:
         if hasattr(base, name):
-            setattr(SwapGroup, name, _forward(name))
+            setattr(SwapGroup, name, forward(name))
     for name in _SETTINGS:
         if hasattr(base, name):
             setattr(SwapGroup, name, _setting(name, base))
