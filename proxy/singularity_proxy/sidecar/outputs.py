@@ -57,10 +57,27 @@ async def insisted(work: Callable[[], T], what: str, failing: Callable[[str], No
         await asyncio.sleep(AGAIN_S)
 
 
-class OutputsOfPod:
+class _InBackground:
+    """One task at a time, whose threads look at `_cancelled`."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """What is under way is given up."""
+        self._cancelled.set()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+
+class OutputsOfPod(_InBackground):
     """:param changed: called when there is something new for the leader"""
 
     def __init__(self, config: Config, url: str, changed: Callable[[], None]) -> None:
+        super().__init__()
         self._config, self._url, self._changed = config, url, changed
         self._files: list[OutputFile] = []
         self._left_out: list[LeftOut] = []
@@ -71,8 +88,6 @@ class OutputsOfPod:
         self._chosen = False
         self._wanted = True
         """The leader needs the files."""
-        self._cancelled = threading.Event()
-        self._task: asyncio.Task[None] | None = None
 
     def ranks_ended(self) -> None:
         """All of this pod, well. Idempotent."""
@@ -103,14 +118,6 @@ class OutputsOfPod:
             bytes_done=self._progress[0],
             bytes_total=self._progress[1],
         )
-
-    async def close(self) -> None:
-        """What is under way is given up."""
-        self._cancelled.set()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     @property
     def _folders(self) -> dict[int, Path]:
@@ -165,7 +172,7 @@ class OutputsOfPod:
         self._changed()
 
 
-class OutputsOfJob:
+class OutputsOfJob(_InBackground):
     """The leader's part.
 
     :param standing: the steps that are done, and the last checkpoint's id
@@ -182,6 +189,7 @@ class OutputsOfJob:
         turned: Callable[[], None],
         stale: Callable[[StaleAttemptError], None],
     ) -> None:
+        super().__init__()
         self._config, self._url, self._controller = config, url, controller
         self._standing, self._turned, self._stale = standing, turned, stale
         self.skipped: list[LeftOut] | None = None
@@ -192,9 +200,7 @@ class OutputsOfJob:
         self._files: list[OutputFile] = []
         self._left_out: list[LeftOut] = []
         self._before: list[str] = []
-        self._cancelled = threading.Event()
         self._place = store.Outputs(url, cancelled=self._cancelled.is_set)
-        self._task: asyncio.Task[None] | None = None
         self._completing = False
 
     def see(self, reports: Mapping[int, PodReport]) -> None:
@@ -216,14 +222,6 @@ class OutputsOfJob:
         elif self.skipped is not None and not self._completing and all(each.stored for each in pods):
             self._completing = True
             self._start(self._complete())
-
-    async def close(self) -> None:
-        """What is under way is given up."""
-        self._cancelled.set()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.ensure_future(self._guarded(work))
