@@ -17,10 +17,8 @@ from singularity_proxy.store.key_index import ABSENT, KeyIndex
 # Few keys, some of which begin with the same eight bytes.
 KEYS = [high.to_bytes(8, "little") + low.to_bytes(8, "little") for high in (1, 2, 3, 2**63) for low in range(12)]
 MEMORY = """
-import array, os, sys
+import array, os, tracemalloc
 from singularity_proxy.store import chunk_index, segments
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
 known = chunk_index.Known.__new__(chunk_index.Known)
 known.places, known.packs, known.chunk_counts = chunk_index.KeyIndex(), [], []
 chunks, packs, each = segments.Packed(), 2500, 1000
@@ -30,10 +28,10 @@ def add():
     chunks.extend(segments.Chunks(keys, array.array("I", [65536] * each)))
 for _ in range(140):
     add()
-before = resident()
+tracemalloc.start()
 for _ in range(packs):
     add()
-print((resident() - before) / packs / each)
+print(tracemalloc.get_traced_memory()[0] / packs / each)
 """
 
 
@@ -69,4 +67,5 @@ def test_runs_are_few() -> None:
 
 def test_memory_for_each_chunk() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True, timeout=300)
-    assert float(done.stdout) < 60, "24 in a run, 20 for a file, what the allocator keeps; dict and list took 142"
+    # What is held, and not what is resident: the allocator of one machine keeps twice as much freed memory as that of another.
+    assert float(done.stdout) < 60, "24 in a run, 20 for a file, the newest in a dict; dict and list took 142"
