@@ -139,8 +139,9 @@ def singularity_train_task(
     one rank the function gets what a plain `python3` gives: leave `init_process_group` out, or call it only if
     `"RANK" in os.environ`.
 
-    Arguments must be JSON; XComArgs of upstream tasks are resolved first. The function is shipped as source: it imports
-    what it needs itself. Of its Dag file it may use constants, which are numbers, texts and containers of them.
+    Arguments are numbers, texts, dates, times, paths, arrays and containers of them; dataclasses come as dicts, and
+    XComArgs of upstream tasks are resolved first. The function is shipped as source: it imports what it needs itself.
+    Of its Dag file it may use constants, which are numbers, texts and containers of them.
 
     What rank 0 returns is the task's XCom: 48,000 bytes as JSON at most. Numbers and arrays of numpy and torch come as
     numbers and lists, dates and times as such, dataclasses as dicts, paths as texts. NaN and infinity come as the texts

@@ -1,7 +1,7 @@
-"""What a training function returns, as JSON on its way from rank 0 to Airflow.
+"""Arguments and return value of a training function, as JSON on their way to the ranks and back to Airflow.
 
-Both ends are here. The first half, `run` and `leave`, is shipped beside the function and runs in the training image: it
-needs nothing but the standard library of Python 3.8, and never fails a training that has just ended. `taken` is for
+Both ends are here. `run` and `leave` are shipped beside the function and run in the training image: they need nothing
+but the standard library of Python 3.8, and never fail a training that has just ended. `carried` and `taken` are for
 Airflow.
 
 JSON has no word for half of what programs return, so such values are marked: `{"!": kind, "is": ...}`. They come out as
@@ -17,8 +17,9 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 LIMIT = 48_000
@@ -38,7 +39,7 @@ _EXACT = 2**53 - 1
 def run(function: Callable[..., Any], arguments: str) -> None:
     """Call a training function in every rank, with what the file `arguments` has for it."""
     with open(arguments, encoding="utf-8") as file:
-        given = json.load(file)
+        given = _decoded(json.load(file), "", None)
     result = function(*given["args"], **given["kwargs"])
     if os.environ.get("RANK", "0") == "0":
         leave(result)
@@ -82,14 +83,23 @@ class _TooLargeError(Exception):
     pass
 
 
-class _Encoder:
-    """Of one value. Stops where the value cannot fit any more, also in one that contains itself."""
+class _NotAsItIsError(Exception):
+    pass
 
-    def __init__(self) -> None:
+
+class _Encoder:
+    """Of one value. Stops where the value cannot fit any more, also in one that contains itself.
+
+    :param exact: for Python at the other end, and not for Airflow: paths stay such, and what would not arrive as it is
+        raises _NotAsItIsError
+    """
+
+    def __init__(self, limit: int = LIMIT, exact: bool = False) -> None:
         self.notes: list[str] = []
         self.more = 0
         """Notes that are not among them."""
-        self._left = LIMIT
+        self._exact = exact
+        self._left = limit
         """Every value takes a byte at least."""
 
     def encoded(self, value: Any, where: str, left: int) -> Any:
@@ -99,10 +109,10 @@ class _Encoder:
             raise _TooLargeError
         try:
             return self._of_its_kind(value, where, left)
-        except _TooLargeError:
+        except (_TooLargeError, _NotAsItIsError):
             raise
         except Exception as error:  # of a class of the user's, or a value that its own class cannot write down
-            self._note(f"{where or 'it'} cannot be read ({type(error).__name__}): the beginning of its repr is there")
+            self._note(where, f"cannot be read ({type(error).__name__})", "the beginning of its repr is there")
             return _shown(value)
 
     def _of_its_kind(self, value: Any, where: str, left: int) -> Any:
@@ -116,6 +126,8 @@ class _Encoder:
             return int(value) if abs(value) <= _EXACT else _marked("int", str(int(value)))
         if isinstance(value, float):
             return float(value) if abs(value) < 1e300 else _marked("float", repr(float(value)))
+        if self._exact and isinstance(value, os.PathLike):
+            return _marked("path", _text(os.fsdecode(value)))
         simple = _simple(value)
         if simple is not None:
             return simple
@@ -130,15 +142,17 @@ class _Encoder:
             if is_dataclass(value) and not isinstance(value, type):
                 named = {f.name: getattr(value, f.name, None) for f in fields(value)}
                 return self._object(named, len(named), where, left)
+            if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+                return self._items(value, where, left)  # as Airflow's of the XComs of a mapped task
             plain = _plain(value)
             if plain is not None:
                 return self.encoded(plain, where, left - 1)
-        self._note(f"{where or 'it'} is of type {type(value).__name__}: the beginning of its repr is there instead")
+        self._note(where, f"is of type {type(value).__name__}", "the beginning of its repr is there instead")
         return _shown(value)
 
     def _object(self, named: dict[str, Any], size: int, where: str, left: int) -> dict[str, Any]:
         if len(named) < size:
-            self._note(f"{where or 'it'} has keys that are the same as text: the last of each is there")
+            self._note(where, "has keys that are the same as text", "the last of each is there")
         inner = left - 2 if MARK in named else left - 1
         found = {key: self.encoded(item, f"{where}[{key!r}]", inner) for key, item in named.items()}
         return _marked("dict", found) if MARK in found else found
@@ -146,9 +160,11 @@ class _Encoder:
     def _items(self, value: Any, where: str, left: int) -> list[Any]:
         return [self.encoded(item, f"{where}[{number}]", left - 1) for number, item in enumerate(value)]
 
-    def _note(self, text: str) -> None:
+    def _note(self, where: str, what: str, instead: str) -> None:
+        if self._exact:
+            raise _NotAsItIsError(f"{where or 'it'} {what}")
         if len(self.notes) < MOST_NOTES:
-            self.notes.append(text[:SHOWN])
+            self.notes.append(f"{where or 'it'} {what}: {instead}"[:SHOWN])
         else:
             self.more += 1
 
@@ -216,6 +232,17 @@ def _shown(value: Any) -> str:
 
 
 # --- in Airflow -------------------------------------------------------------------------------------------------------
+def carried(value: Any, limit: int) -> Any:
+    """An argument as data for JSON, which `run` reads. Raises ValueError: it would not arrive as it is, or has more
+    than `limit` parts."""
+    try:
+        return _Encoder(limit, exact=True).encoded(value, "", DEEPEST)
+    except _NotAsItIsError as error:
+        raise ValueError(str(error)) from None
+    except _TooLargeError:
+        raise ValueError(f"it has more than {limit} parts") from None
+
+
 def taken(found: object) -> tuple[Any, list[str]]:
     """The value that a parsed JSON object has, and notes for the task log. Raises LookupError: there is none.
 
@@ -233,7 +260,8 @@ def taken(found: object) -> tuple[Any, list[str]]:
         raise LookupError(f"rank 0 left a value that cannot be understood: {error!r}") from None
 
 
-def _decoded(value: Any, where: str, notes: list[str]) -> Any:
+def _decoded(value: Any, where: str, notes: list[str] | None) -> Any:
+    """:param notes: None in a rank, where nothing has to be what Airflow can write down"""
     if isinstance(value, list):
         return [_decoded(item, f"{where}[{number}]", notes) for number, item in enumerate(value)]
     if not isinstance(value, dict):
@@ -244,15 +272,17 @@ def _decoded(value: Any, where: str, notes: list[str]) -> Any:
     try:
         return _unmarked(kind, inner, value.get("zone"), where, notes)
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+        if notes is None:
+            raise
         notes.append(f"{where or 'it'} cannot be understood ({type(error).__name__}): it is text")
         return str(inner)[:SHOWN]
 
 
-def _unmarked(kind: str, inner: Any, zone: str | None, where: str, notes: list[str]) -> Any:
+def _unmarked(kind: str, inner: Any, zone: str | None, where: str, notes: list[str] | None) -> Any:
     if kind == "dict":
         return {key: _decoded(item, f"{where}[{key!r}]", notes) for key, item in inner.items()}
     if kind in ("tuple", "set", "frozenset"):
-        return _collection(kind, _decoded(inner, where, notes))
+        return _collection(kind, _decoded(inner, where, notes), notes is None)
     if kind in ("int", "float", "decimal"):
         return _number(kind, inner, where, notes)
     if kind == "moment":
@@ -268,18 +298,21 @@ _READ: dict[str, Callable[[str], Any]] = {
     "datetime": datetime.datetime.fromisoformat,
     "date": datetime.date.fromisoformat,
     "uuid": uuid.UUID,
+    "path": Path,
 }
 
 
-def _collection(kind: str, items: list[Any]) -> Any:
+def _collection(kind: str, items: list[Any], exact: bool) -> Any:
     if kind == "tuple":
         return tuple(items)
-    if not all(item is None or isinstance(item, (str, int, float)) for item in items):
+    if not exact and not all(item is None or isinstance(item, (str, int, float)) for item in items):
         return items  # Airflow's own form of a set does not come back if it has sets or tuples within
     return set(items) if kind == "set" else frozenset(items)
 
 
-def _number(kind: str, text: str, where: str, notes: list[str]) -> Any:
+def _number(kind: str, text: str, where: str, notes: list[str] | None) -> Any:
+    if notes is None:
+        return {"int": int, "float": float, "decimal": decimal.Decimal}[kind](text)
     if kind == "int":
         whole = int(text)
         fits = -(2**63) <= whole < 2**63
@@ -300,10 +333,10 @@ def _moment(text: str, zone: str | None) -> datetime.datetime:
     """In UTC where the zone is unknown here, or had no name: Airflow reads no other."""
     found = datetime.datetime.fromisoformat(text)
     if zone:
-        from zoneinfo import ZoneInfo
-
         try:
+            from zoneinfo import ZoneInfo
+
             return found.astimezone(ZoneInfo(zone))
-        except (OSError, ValueError, KeyError):  # none that this machine knows
+        except (ImportError, OSError, ValueError, KeyError):  # Python 3.8, or none that this machine knows
             return found
     return found

@@ -1,7 +1,8 @@
 """A Python function as a training script: the files that the ranks run. Pure.
 
-Arguments travel as JSON in a file beside the script. What rank 0 returns is left in a file (`return_value`, which is
-shipped too), which the pod's sidecar brings to the Job: not through the log, where others print after it.
+Arguments travel as JSON in a file beside the script. What rank 0 returns is left in a file, which the pod's sidecar
+brings to the Job: not through the log, where others print after it. `return_value`, which is shipped too, reads and
+writes both.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import libcst as cst
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
+from kueue_integration.spec.validation import MAX_FILES_BYTES
 
 from . import return_value
 
@@ -40,17 +42,15 @@ def files(
     kwargs: Mapping[str, Any],
     constants: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The files of the job. Raises SpecError when an argument is not JSON.
+    """The files of the job. Raises SpecError when an argument would not arrive as it is.
 
     :param source: of the function
     :param constants: what it needs of the Dag file, as source text by name
     """
-    for field, value in [*((f"op_args[{i}]", v) for i, v in enumerate(args)), *kwargs.items()]:
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            fix = f"cannot be sent to the ranks as JSON ({error}); give a path instead"
-            raise SpecError([(field, value, fix)]) from None
+    given = {
+        "args": [_carried(f"op_args[{i}]", value) for i, value in enumerate(args)],
+        "kwargs": {name: _carried(name, value) for name, value in kwargs.items()},
+    }
     script = _SCRIPT.format(
         name=name,
         constants="".join(f"{key} = {text}\n" for key, text in (constants or {}).items()),
@@ -60,9 +60,17 @@ def files(
     )
     return {
         SCRIPT: script,
-        ARGUMENTS: json.dumps({"args": list(args), "kwargs": dict(kwargs)}),
+        ARGUMENTS: json.dumps(given),
         RETURN: Path(return_value.__file__).read_text(encoding="utf-8"),
     }
+
+
+def _carried(field: str, value: Any) -> Any:
+    try:
+        return return_value.carried(value, MAX_FILES_BYTES)
+    except ValueError as error:
+        fix = f"cannot be sent to the ranks ({error}); give a path or an address instead, and read it in the function"
+        raise SpecError([(field, value, fix)]) from None
 
 
 def unannotated(source: str) -> str:

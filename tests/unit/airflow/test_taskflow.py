@@ -14,8 +14,9 @@ import subprocess
 import sys
 import textwrap
 import uuid
+import zoneinfo
 from collections import namedtuple
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -74,13 +75,43 @@ def test_only_rank_0_returns(tmp_path: Path) -> None:
     assert done.returncode == 0 and not (tmp_path / "result.json").exists()
 
 
+def test_arguments_arrive_as_they_are(tmp_path: Path) -> None:
+    """Dates, paths and what JSON has no word for; of arrays, models and dataclasses the plain data."""
+    moment = datetime.datetime(2026, 3, 1, 4, 5, tzinfo=ZoneInfo("Europe/Berlin"))
+    given = [
+        moment, moment.date(), datetime.datetime(2026, 3, 1), datetime.timedelta(minutes=3), Path("/data/x"),
+        (1, {2, 3}), math.inf, 2**70, decimal.Decimal("0.1"), uuid.UUID(int=5), {"!": 1}, {(1, 2)}, range(3),
+        Colour.RED, b"".decode(),
+    ]  # fmt: skip
+    source = "def show(*given):\n    print(repr(given))"
+    done = run(tmp_path, taskflow.files("show", source, given, {}))
+    assert done.returncode == 0, done.stderr
+    wanted = [[0, 1, 2] if item == range(3) else "red" if item is Colour.RED else item for item in given]
+    scope = {"datetime": datetime, "zoneinfo": zoneinfo, "inf": math.inf, "Decimal": decimal.Decimal, "UUID": uuid.UUID}
+    assert eval(done.stdout, {**scope, "PosixPath": PosixPath}) == tuple(wanted)
+
+
 @pytest.mark.parametrize(
-    ("args", "kwargs", "field"), [([object()], {}, "op_args[0]"), ([], {"model": {1, 2}}, "model")]
+    ("args", "kwargs", "field", "why"),
+    [
+        ([object()], {}, "op_args[0]", "it is of type object"),
+        ([], {"model": {"a": [b"x"]}}, "model", "(['a'][0] is of type bytes)"),
+        ([], {"table": {1: 0, "1": 0}}, "table", "it has keys that are the same as text"),
+    ],
 )
-def test_what_is_not_json_is_named(args: list[Any], kwargs: dict[str, Any], field: str) -> None:
+def test_what_would_not_arrive_as_it_is_is_named(
+    args: list[Any], kwargs: dict[str, Any], field: str, why: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         taskflow.files("fit", SOURCE, args, kwargs)
-    assert caught.value.problems[0][0] == field
+    assert caught.value.problems[0][0] == field and why in str(caught.value)
+
+
+def test_an_argument_that_contains_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(SpecError, match="cannot be sent to the ranks"):
+        taskflow.files("fit", SOURCE, [endless], {})
 
 
 # --- the value --------------------------------------------------------------------------------------------------------

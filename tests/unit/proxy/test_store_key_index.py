@@ -67,5 +67,5 @@ def test_runs_are_few() -> None:
 
 def test_memory_for_each_chunk() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True, timeout=300)
-    # What is held, and not what is resident: the allocator of one machine keeps twice as much freed memory as that of another.
+    # What is held, and not what is resident: one machine's allocator keeps twice as much freed memory as another's.
     assert float(done.stdout) < 60, "24 in a run, 20 for a file, the newest in a dict; dict and list took 142"
