@@ -1,10 +1,12 @@
-"""Memory of a process, read to be compared: the quick way, the other way, and a process that ends meanwhile."""
+"""Memory of a process, read to be compared: what can be read, and what a look leaves as it was."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from singularity_proxy.launcher.errors import DumpError
 from singularity_proxy.launcher.snapshot import relative_memory
 from singularity_proxy.launcher.snapshot.page_stream import PAGE
-from singularity_proxy.launcher.snapshot.relative_memory import NOBODY, RelativeMemory
+from singularity_proxy.launcher.snapshot.relative_memory import RelativeMemory
 
 PAGES = 4
 READ_AND_WRITE, NO_RIGHTS = mmap.PROT_READ | mmap.PROT_WRITE, 0
@@ -41,62 +42,66 @@ def protect(address: int, size: int, rights: int) -> int:
     return int(libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), rights))
 
 
-def of_us(pid: int) -> RelativeMemory:
-    return RelativeMemory(os.open("/proc/self/mem", os.O_RDONLY), pid)
+def of_us() -> RelativeMemory:
+    return RelativeMemory(os.open("/proc/self/mem", os.O_RDONLY))
 
 
-def of_child(pid: int) -> RelativeMemory:
-    return RelativeMemory(os.open(f"/proc/{pid}/mem", os.O_RDONLY), pid)
-
-
-@pytest.mark.parametrize("known", [False, True], ids=["by its memory", "by its PID"])
-def test_memory_is_read_at_its_addresses(content: int, known: bool) -> None:
+def test_memory_is_read_at_its_addresses(content: int) -> None:
     found = memoryview(bytearray(2 * PAGE))
-    with closing(of_us(os.getpid() if known else NOBODY)) as memory:
+    with closing(of_us()) as memory:
         assert memory.read(found, content + PAGE)
-        memory.check()
     assert found == expected()[PAGE : 3 * PAGE]
 
 
-def test_the_quick_way_needs_no_other(content: int) -> None:
-    nothing = os.open("/dev/null", os.O_RDONLY)
-    found = memoryview(bytearray(PAGES * PAGE))
-    with closing(RelativeMemory(nothing, os.getpid())) as memory:
-        assert memory.read(found, content)
-    assert found == expected()
-
-
 def test_pages_that_the_process_may_not_read_itself(content: int) -> None:
-    """The quick way ends before them. Half of it would be taken for all."""
     assert protect(content + 2 * PAGE, PAGE, NO_RIGHTS) == 0
     found = memoryview(bytearray(PAGES * PAGE))
-    with closing(of_us(os.getpid())) as memory:
+    with closing(of_us()) as memory:
         assert memory.read(found, content)
     assert found == expected()
 
 
 def test_what_is_not_mapped_cannot_be_read(content: int) -> None:
-    with closing(of_us(os.getpid())) as memory:
+    with closing(of_us()) as memory:
         assert not memory.read(memoryview(bytearray(PAGE)), PAGE)
 
 
-def test_a_process_that_ends_fails_the_dump() -> None:
-    """Its PID may be another's by now, whose memory would have been read."""
-    with subprocess.Popen(SLEEPER) as process, closing(of_child(process.pid)) as memory:
-        memory.check()
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not even reaped
-        assert not memory.read(memoryview(bytearray(PAGE)), PAGE)
-        with pytest.raises(DumpError, match=f"process {process.pid} ended"):
-            memory.check()
+def test_a_process_that_has_ended_cannot_be_read() -> None:
+    with subprocess.Popen(SLEEPER) as process:
+        found = os.open(f"/proc/{process.pid}/mem", os.O_RDONLY)
+        with closing(RelativeMemory(found, process.pid)) as memory:
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not even reaped
+            assert not memory.read(memoryview(bytearray(PAGE)), PAGE)
 
 
-def test_a_kernel_that_refuses_the_quick_way(content: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative_memory, "_read_quickly", lambda *_: -1)
-    found = memoryview(bytearray(PAGES * PAGE))
-    with closing(of_us(os.getpid())) as memory:
-        assert memory.read(found, content)
-    assert found == expected()
+def test_a_look_ends_no_sharing() -> None:
+    """A process that has to be given copies of what it shares would need the memory of its family once more."""
+    memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory.write(expected())
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        assert alone(child, address) == 0
+        found = memoryview(bytearray(PAGES * PAGE))
+        with closing(RelativeMemory(os.open(f"/proc/{child}/mem", os.O_RDONLY), child)) as relative:
+            assert relative.read(found, address)
+        assert found == expected()
+        assert alone(child, address) == 0
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def alone(pid: int, address: int) -> int:
+    """How many of the pages nobody else has: bit 56 of a pagemap, which everybody may see."""
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
+        words = struct.unpack(f"={PAGES}Q", os.pread(file.fileno(), PAGES * 8, address // PAGE * 8))
+    assert all(word >> 63 for word in words)
+    return sum(word >> 56 & 1 for word in words)
 
 
 def doubtful(address: int) -> bool:

@@ -29,7 +29,6 @@ from itertools import groupby
 from typing import Final
 
 from .page_stream import PAGE
-from .relative_memory import IoVec
 
 _WORD: Final = 8
 """Bytes of an entry of a pagemap. Source: Documentation/admin-guide/mm/pagemap.rst."""
@@ -38,6 +37,12 @@ _FRAME: Final = (1 << 55) - 1
 _STEP: Final = 16 * PAGE
 """Bytes that are in common, or are taken to be compared. Less would cost more calls than it saves."""
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class IoVec(ctypes.Structure):
+    """`struct iovec`: an address and a number of bytes."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 class PageFrames:

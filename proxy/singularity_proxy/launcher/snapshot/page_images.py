@@ -134,10 +134,12 @@ class PageImage:
         """Runs of (the base has the same, bytes) that make up the content."""
         memory = self.base.memory if self.base is not None else None
         for known, at, size in self._parts(address, len(content)):
-            if known and memory is not None:
-                yield from self._comparison.runs(content[at - address : at - address + size], memory, at)
-            else:
+            if not known or memory is None:
                 yield False, size
+                continue
+            mine = content[at - address : at - address + size]
+            for begin in range(0, size, BLOCK):  # as long as the buffer of the comparison
+                yield from self._comparison.runs(mine[begin : begin + BLOCK], memory, at + begin)
 
     def _parts(self, address: int, size: int) -> Iterator[tuple[bool, int, int]]:
         """(content of these addresses came for the base, address, bytes)"""
@@ -178,8 +180,9 @@ class Comparison:
         self._at, self._zeroes = _address(self._theirs), _address(self._zero_page)
 
     def runs(self, mine: memoryview, memory: RelativeMemory, address: int) -> Iterator[tuple[bool, int]]:
-        """(equal, bytes) of whole pages that follow each other and are equal, or are not."""
+        """(equal, bytes) of whole pages that follow each other and are equal, or are not; BLOCK at most."""
         size = len(mine)
+        assert size <= BLOCK, size  # memcmp would go on behind the buffer
         if not memory.read(self._theirs[:size], address):
             yield False, size
             return

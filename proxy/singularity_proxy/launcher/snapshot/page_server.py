@@ -169,8 +169,6 @@ def receive(peer: socket.socket, folder: Path, family: Family, sink: PageSink | 
                         images[-1].take(at, content.read(size), entry.flags)
                     at += size
         for image in images:
-            if image.memory is not None:
-                image.memory.check()
             image.write_pagemap()
         page_images.write_shared(folder, images)
         sink.end(folder)

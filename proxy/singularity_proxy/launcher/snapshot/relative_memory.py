@@ -1,9 +1,9 @@
 """Memory of a process that stands still, read to be compared.
 
-`process_vm_readv` takes two thirds of the time of `/proc/PID/mem`, which copies each page twice. But it names the
-process by its PID, and it does not read pages without the right to. So both are used: what the first does not read,
-the second does. A PID may be given to another process once its own has ended. A descriptor of the process tells at the
-end whether it was there all the time (`check`).
+It is read through `/proc/PID/mem`, and not with `process_vm_readv`. That one pins the pages, and the kernel gives a
+process a copy of its own of each page that it pins and finds shared (`FAULT_FLAG_UNSHARE`). So a look at what relatives
+have in common would end that: the pod would need its memory once more, and each new page costs more than the look. A
+file of a process's memory is also never another's, as a PID may be.
 
 A page that the process has freed with `MADV_FREE` can vanish although the process stands still: the kernel takes it
 where memory is scarce, and zeroes are read from then on. `lazily_freed` says where such pages are.
@@ -12,28 +12,12 @@ where memory is scarce, and zeroes are read from then on. `lazily_freed` says wh
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
-import select
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ..errors import DumpError
-
-
-class IoVec(ctypes.Structure):
-    """`struct iovec`: an address and a number of bytes."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
-_read_quickly = ctypes.CDLL(None, use_errno=True).process_vm_readv
-_read_quickly.restype = ctypes.c_ssize_t
-_read_quickly.argtypes = (
-    ctypes.c_int, ctypes.POINTER(IoVec), ctypes.c_ulong, ctypes.POINTER(IoVec), ctypes.c_ulong, ctypes.c_ulong,
-)  # fmt: skip
 NOBODY: Final = 0
 Ranges = tuple[tuple[int, int], ...]
 """Of addresses: (from, to), ascending."""
@@ -45,40 +29,26 @@ _CLEAN: Final = re.compile(rb"^(?:Shared|Private)_Clean: +([0-9]+) kB$", re.MULT
 
 class RelativeMemory:
     """:param file: its memory, read at addresses. It is closed here
-    :param pid: as we see it; NOBODY: the file alone is read
-    :raises OSError: there is no such process
+    :param pid: as we see it; NOBODY: no page of it may vanish
     """
 
     def __init__(self, file: int, pid: int = NOBODY) -> None:
-        self._file, self._pid = file, pid
-        self._process = os.pidfd_open(pid) if pid else -1
+        self._file = file
         self.freed = lazily_freed(pid) if pid else ()
         """Where pages may have vanished since this was made."""
 
     def read(self, buffer: memoryview, address: int) -> bool:
         """Whether all of it could be read: a process may have ended, or forbid it."""
-        size = len(buffer)
-        if self._pid:
-            here = IoVec(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), size)
-            if _read_quickly(self._pid, here, 1, IoVec(address, size), 1, 0) == size:
-                return True
         with contextlib.suppress(OSError):
-            return os.preadv(self._file, [buffer], address) == size
+            return os.preadv(self._file, [buffer], address) == len(buffer)
         return False
 
     def may_vanish(self, address: int, size: int) -> bool:
         """Whether zeroes may be read there where the process had something else before."""
         return any(low < address + size and address < high for low, high in self.freed)
 
-    def check(self) -> None:
-        """Raises DumpError if the process has ended: another may have been read in its place."""
-        if self._process >= 0 and select.select([self._process], [], [], 0)[0]:
-            raise DumpError(f"process {self._pid} ended while its memory was compared")
-
     def close(self) -> None:
-        for descriptor in (self._file, self._process):
-            if descriptor >= 0:
-                os.close(descriptor)
+        os.close(self._file)
 
 
 def lazily_freed(pid: int, proc: Path = Path("/proc")) -> Ranges:
