@@ -1,8 +1,9 @@
 """What a job reads from: batches for virtual ranks, and a position that any number of workers can go on from.
 
-A map-style data set is shuffled by a key, so its position is an epoch and a number of samples. What loader workers have
-fetched ahead is dropped at a stop and fetched again. Each sample is read under a key of its own, which makes random
-augmentation the same for any number of loader workers.
+A map-style data set is shuffled by a key, so its position is an epoch and a number of samples. A sampler of the
+script's own draws the order of an epoch under that key, too. What loader workers have fetched ahead is dropped at a
+stop and fetched again. Each sample is read under a key of its own, which makes random augmentation the same for any
+number of loader workers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from .errors import DataError
 class Loading:
     """How batches are made, in the words of `torch.utils.data.DataLoader`.
 
+    :param batch_size: samples of one batch; where `sampler` gives whole batches, they count as samples, and it is 1
+    :param sampler: gives the order of an epoch; None: `shuffle` says it
+    :param batches: whether `sampler` gives whole batches
     :param options: further keywords of DataLoader
     """
 
     batch_size: int
     shuffle: bool = True
+    sampler: Any = None
+    batches: bool = False
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -69,6 +75,19 @@ class Source(Protocol):
         """
 
 
+class Read:
+    """The batches of one step, which a second `backward` reads again."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._batches: dict[int, Any] = {}
+
+    def batch(self, virtual_rank: int) -> Any:
+        if virtual_rank not in self._batches:
+            self._batches[virtual_rank] = self._source.batch(virtual_rank)
+        return self._batches[virtual_rank]
+
+
 class MapSource:
     """Of a data set with `__len__` and `__getitem__`. The last samples of an epoch that fill no global batch are left
     out, other ones in each epoch where it shuffles.
@@ -79,8 +98,9 @@ class MapSource:
 
     def __init__(self, dataset: Any, loading: Loading, seed: int, total: int) -> None:
         self._dataset, self._loading, self._seed = dataset, loading, seed
-        self.samples = len(dataset)
+        self.samples = len(dataset) if loading.sampler is None else measured(loading.sampler)
         self.epoch = self.offset = 0
+        self._orders = Orders(self.samples, loading, seed)
         self._share, self._total = range(0), total
         self._batches: Iterator[Any] | None = None
         if self.samples < self._step():
@@ -100,9 +120,7 @@ class MapSource:
 
     def batch(self, virtual_rank: int) -> Any:
         if self._batches is None:
-            sampler = KeyedBatches(
-                self.samples, self._loading, self._seed, self._share, self._total, (self.epoch, self.offset)
-            )
+            sampler = KeyedBatches(self._orders, self._loading, self._share, self._total, (self.epoch, self.offset))
             self._batches = iter(loader(Keyed(self._dataset, self._seed), self._loading, batch_sampler=sampler))
         return next(self._batches)
 
@@ -117,7 +135,7 @@ class MapSource:
         self._batches = None
 
     def position(self) -> dict[str, int]:
-        return {"samples": self.samples, "epoch": self.epoch, "offset": self.offset}
+        return {"samples": self.samples, "epoch": self.epoch, "offset": self.offset, **self._orders.mark(self.epoch)}
 
     def states(self) -> dict[int, Any]:
         return {}
@@ -131,7 +149,96 @@ class MapSource:
                 "number means another order, so that samples would be read twice or never: give the same data set."
             )
         self.epoch, self.offset = position["epoch"], position["offset"]
+        self._orders.expect(self.epoch, position.get("order"))
         self._turn()
+
+
+def measured(sampler: Any) -> int:
+    """Samples of an epoch, or batches.
+
+    :raises DataError: the sampler does not say
+    """
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        raise DataError(
+            f"data: the loader's {type(sampler).__name__} has no length. Give it a __len__, which says how many "
+            "samples an epoch has."
+        ) from None
+
+
+class Orders:
+    """The order of each epoch, by a key of its own.
+
+    A sampler of the script's own draws from torch's, numpy's and Python's global generators, or from its attribute
+    `generator`: all of them are seeded with the key. What else it may depend on is seen by drawing twice, and by
+    comparing with what the checkpoint's attempt has drawn.
+    """
+
+    def __init__(self, samples: int, loading: Loading, seed: int) -> None:
+        self.samples, self._loading, self._seed = samples, loading, seed
+        self._drawn: tuple[int, Any] = (-1, None)
+        self._marks: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
+        self._sure = False
+
+    def of(self, epoch: int) -> Any:
+        """Indices, or lists of them where the sampler gives whole batches.
+
+        :raises DataError: the sampler's order is not the key's alone
+        """
+        if not self._loading.shuffle and self._loading.sampler is None:
+            return range(self.samples)
+        if self._drawn[0] != epoch:
+            self._drawn = (epoch, self._draw(epoch))
+        return self._drawn[1]
+
+    def mark(self, epoch: int) -> dict[str, int]:
+        """What tells the present order of a sampler from another one; nothing if an epoch has not begun."""
+        return {"order": self._marks[epoch]} if epoch in self._marks else {}
+
+    def expect(self, epoch: int, mark: int | None) -> None:
+        """The epoch's order has to be the one with this mark. None: there is none yet."""
+        self._expected = {} if mark is None else {epoch: mark}
+
+    def _draw(self, epoch: int) -> Any:
+        if self._loading.sampler is None:
+            return rng.permutation(self.samples, self._seed, "order", epoch)
+        order = self._ask(epoch)
+        mark = rng.key(repr(order))
+        again = order if self._sure else self._ask(epoch)
+        self._sure = True
+        name = type(self._loading.sampler).__name__
+        if order != again or (epoch in self._expected and self._expected[epoch] != mark):
+            when = "than when the checkpoint was made" if order == again else "each time it is asked"
+            raise DataError(
+                f"data: the loader's {name} gives another order for epoch {epoch} {when}, so that samples would be "
+                "read twice or never. Let it draw from torch's global generator or from its attribute `generator`, and "
+                "depend on nothing that changes in the training."
+            )
+        # Loader workers may be an epoch ahead of the position.
+        self._marks = {each: known for each, known in self._marks.items() if each + 1 >= epoch} | {epoch: mark}
+        if len(order) != self.samples:
+            raise DataError(
+                f"data: the loader's {name} gave {len(order)} for epoch {epoch}, and its length is {self.samples}. "
+                "Let __len__ say how many it gives, the same in all epochs."
+            )
+        return order
+
+    def _ask(self, epoch: int) -> list[Any]:
+        """Seeding all that it can draw from; the generators of the script are as before afterwards."""
+        sampler = self._loading.sampler
+        within = [sampler, getattr(sampler, "sampler", None)]
+        for each in within:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        with rng.kept():
+            rng.seed(self._seed, "order", epoch, devices=False)
+            for each in within:
+                generator = getattr(each, "generator", None)
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(rng.key(self._seed, "order", epoch))
+            return [[*map(int, each)] if isinstance(each, (list, tuple)) else int(each) for each in sampler]
 
 
 def turned(epoch: int, offset: int, step: int, samples: int) -> tuple[int, int]:
@@ -143,22 +250,21 @@ class KeyedBatches:
     """A batch sampler without an end: lists of ``(epoch, index)``, for the virtual ranks of a share in turn."""
 
     def __init__(
-        self, samples: int, loading: Loading, seed: int, share: range, total: int, position: tuple[int, int]
+        self, orders: Orders, loading: Loading, share: range, total: int, position: tuple[int, int]
     ) -> None:
-        self._samples, self._loading, self._seed = samples, loading, seed
+        self._orders, self._loading = orders, loading
         self._share, self._total, self._position = share, total, position
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         size = self._loading.batch_size
-        drawn, (epoch, offset) = -1, self._position
-        order: Any = range(self._samples)
+        epoch, offset = self._position
         while True:
-            epoch, offset = turned(epoch, offset, self._total * size, self._samples)
-            if self._loading.shuffle and drawn != epoch:
-                order, drawn = rng.permutation(self._samples, self._seed, "order", epoch), epoch
+            epoch, offset = turned(epoch, offset, self._total * size, self._orders.samples)
+            order = self._orders.of(epoch)
             for virtual_rank in self._share:
                 begin = offset + virtual_rank * size
-                yield [(epoch, int(index)) for index in order[begin : begin + size]]
+                for batch in order[begin : begin + size] if self._loading.batches else [order[begin : begin + size]]:
+                    yield [(epoch, int(index)) for index in batch]
             offset += self._total * size
 
 
@@ -205,15 +311,18 @@ def read(
 ) -> tuple[Any, Loading]:
     """The data set and the loading of what the script gave: a data set, a function that makes streams, or a DataLoader.
 
-    :raises DataError: no batch size, or a loader whose order is its own
+    :raises DataError: no batch size, or a sampler that cannot be divided
     """
     options: dict[str, Any] = {}
+    sampler, batches = None, False
     if isinstance(data, tud.DataLoader):
-        if data.batch_size is None:
-            raise DataError("data: a DataLoader with its own batch_sampler: give the data set and batch_size instead")
-        if not isinstance(data.dataset, tud.IterableDataset):
-            shuffle = shuffles(data.sampler) if shuffle is None else shuffle
-        batch_size = batch_size or data.batch_size
+        batches = data.batch_size is None and data.batch_sampler is not None
+        if batches and batch_size is not None:
+            raise DataError(f"batch_size = {batch_size}: the loader's batch_sampler makes the batches. Leave one out.")
+        if not isinstance(data.dataset, tud.IterableDataset) and shuffle is None:
+            sampler = own(data.batch_sampler if batches else data.sampler)
+            shuffle = shuffles(data.sampler) if sampler is None else True
+        batch_size = 1 if batches else batch_size or data.batch_size
         num_workers = data.num_workers if num_workers is None else num_workers
         collate_fn = collate_fn or data.collate_fn
         options = {"pin_memory": data.pin_memory, "timeout": data.timeout, "worker_init_fn": data.worker_init_fn}
@@ -226,24 +335,40 @@ def read(
         raise DataError(f"batch_size = {batch_size}: give the samples of one micro-batch, 1 or more")
     if num_workers is not None and num_workers < 0:
         raise DataError(f"num_workers = {num_workers}: give 0 or more")
-    return data, Loading(batch_size, shuffle is not False, num_workers or 0, collate_fn, options)
+    return data, Loading(batch_size, shuffle is not False, sampler, batches, num_workers or 0, collate_fn, options)
+
+
+def own(sampler: Any) -> Any:
+    """The loader's sampler where it chooses the order itself; None for torch's usual ones, whose work is done here.
+
+    :raises DataError: a batch sampler that reads the share of one rank
+    """
+    inner = getattr(sampler, "sampler", None)
+    if isinstance(inner, tud.DistributedSampler):
+        raise DataError(
+            f"data: the loader's {type(sampler).__name__} reads the share of one rank (DistributedSampler). Give it a "
+            "sampler of the whole data set: its batches go to the ranks in turn."
+        )
+    usual = isinstance(sampler, (tud.SequentialSampler, tud.DistributedSampler)) or _is_whole(sampler)
+    return None if usual else sampler
+
+
+def _is_whole(sampler: Any) -> bool:
+    """Whether it shuffles all samples."""
+    # A StatefulDataLoader has a class of its own for this. Who has not imported it has none.
+    stateful = getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "RandomSampler", tud.RandomSampler)
+    whole = isinstance(sampler, (tud.RandomSampler, stateful)) and not sampler.replacement
+    return whole and sampler.num_samples == len(sampler.data_source)
 
 
 def shuffles(sampler: Any) -> bool:
-    # A StatefulDataLoader has a class of its own for this. Who has not imported it has none.
-    stateful = getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "RandomSampler", tud.RandomSampler)
-    if isinstance(sampler, (tud.RandomSampler, stateful)) and not sampler.replacement:
-        if sampler.num_samples != len(sampler.data_source):
-            raise DataError(
-                f"data: the loader's RandomSampler draws num_samples = {sampler.num_samples} of "
-                f"{len(sampler.data_source)}, and an epoch here reads all. Give the data set, and end with steps."
-            )
-        return True
-    if isinstance(sampler, tud.SequentialSampler):
-        return False
-    if isinstance(sampler, tud.DistributedSampler):
-        return bool(sampler.shuffle)
-    raise DataError(
-        f"data: the loader's {type(sampler).__name__} chooses the order itself, and cannot be cut for another number "
-        "of workers. Give the data set with shuffle=True or False, or a function that makes streams."
-    )
+    """Whether one of torch's usual samplers shuffles.
+
+    :raises DataError: another one
+    """
+    if own(sampler) is not None:
+        raise DataError(
+            f"data: the loader's {type(sampler).__name__} chooses the order itself, and this adapter knows "
+            "shuffle=True and False only. Use the loop of the library (attach), which takes samplers."
+        )
+    return bool(sampler.shuffle) if isinstance(sampler, tud.DistributedSampler) else _is_whole(sampler)

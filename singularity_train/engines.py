@@ -15,11 +15,14 @@ import torch.distributed as dist
 
 from . import reduce, rng, tree
 from .buffers import Buffers
-from .data import Source
+from .data import Read
 from .errors import UsageError
 
 Compute = Callable[[Any], Any]
 """Batch -> loss, the mean over its samples; or (sum of the losses, weight), such as tokens that count."""
+
+Turn = tuple[int, int]
+"""Step, and how many calls of `backward` it has had."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,12 @@ def measured(result: Any) -> tuple[Any, Any]:
         what = f"a tensor of {loss.numel()} numbers" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise UsageError(f"step.backward: the function returned {what}. Return the loss, or (sum of losses, weight).")
     return loss.reshape(()), weight
+
+
+def drawn(turn: Turn, rank: int) -> tuple[str | int, ...]:
+    """The key of what a virtual rank draws in one `backward`."""
+    step, done = turn
+    return ("step", step, rank, done) if done else ("step", step, rank)
 
 
 def figures(loss: Any, weight: Any, device: Any) -> Any:
@@ -84,16 +93,16 @@ class VirtualRanks:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor, 0)
 
-    def backward(self, compute: Compute, step: int, source: Source, wishes: Sequence[bool]) -> Outcome:
-        self._look()
+    def backward(self, compute: Compute, turn: Turn, batches: Read, wishes: Sequence[bool]) -> Outcome:
+        kept = self._look(turn)
         self._buffers.begin()
         device = self._parameters[0].device
         gradients: tree.Counter[reduce.Values] = tree.Counter(reduce.add)
         side: tree.Counter[reduce.Values] = tree.Counter(reduce.add)
         used = [False] * len(self._parameters)
         for rank in self.share:
-            batch = source.batch(rank)
-            rng.seed(self._seed, "step", step, rank)
+            batch = batches.batch(rank)
+            rng.seed(self._seed, *drawn(turn, rank))
             sent = self._collectives()
             loss, weight = measured(compute(batch))
             talked = self._collectives() != sent
@@ -121,7 +130,10 @@ class VirtualRanks:
                 flags = torch.cat([asked, self._buffers.flags(device)])
             side.push(rank, 1, [figures(loss, weight, device), flags, *averaged])
         self._first = False
-        return self._finish(gradients, side, len(wishes))
+        outcome = self._finish(gradients, side, len(wishes))
+        for parameter, gradient in kept:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        return outcome
 
     def _collectives(self) -> int:
         """Operations that have begun with other ranks, in the first step: later ones have a save beside them, which
@@ -130,15 +142,20 @@ class VirtualRanks:
             return 0
         return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
 
-    def _look(self) -> None:
-        """A parameter may be frozen or thawed between steps. Gradients of the step before are dropped."""
+    def _look(self, turn: Turn) -> list[tuple[Any, Any]]:
+        """A parameter may be frozen or thawed between steps. Gradients of the step before are dropped.
+
+        :returns: parameters with the gradients that earlier calls of this step have left
+        """
         unique = {id(each): each for model in self._models for each in model.parameters() if each.requires_grad}
         if [*unique] != [id(each) for each in self._parameters]:
             self._parameters, self._layout = list(unique.values()), None
         if not self._parameters:
             raise UsageError("step.backward: no parameter of the model requires a gradient")
+        kept = [(each, each.grad) for each in self._parameters if turn[1] and each.grad is not None]
         for parameter in self._parameters:
             parameter.grad = None
+        return kept
 
     def _take(self) -> reduce.Values:
         taken = [parameter.grad for parameter in self._parameters]
@@ -187,12 +204,13 @@ class Framework:
     def agree(self) -> None:
         """The framework has done it."""
 
-    def backward(self, compute: Compute, step: int, source: Source, wishes: Sequence[bool]) -> Outcome:
-        for model in self._models:
-            for parameter in model.parameters():
-                parameter.grad = None
-        batch = source.batch(self.share.start)
-        rng.seed(self._seed, "step", step, self.share.start)
+    def backward(self, compute: Compute, turn: Turn, batches: Read, wishes: Sequence[bool]) -> Outcome:
+        if not turn[1]:
+            for model in self._models:
+                for parameter in model.parameters():
+                    parameter.grad = None
+        batch = batches.batch(self.share.start)
+        rng.seed(self._seed, *drawn(turn, self.share.start))
         loss, weight = measured(compute(batch))
         device = loss.device
         sums = torch.cat([

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import contract, reduce, rng
-from .data import Source
+from .data import Read, Source
 from .engines import Compute, Framework, VirtualRanks
 from .errors import ContractError, StateError, UsageError
 from .handed import Handed, Order
@@ -26,7 +26,7 @@ FORMAT = 1
 """Of the parts and their description; the storage has a format of its own."""
 SAVE_S = 1800.0
 """Longest wait for a checkpoint that is being written."""
-STOP, SAVE = range(2)
+STOP, SAVE, END = range(3)
 log = logging.getLogger("singularity_train")
 
 
@@ -60,7 +60,8 @@ class Job:
         self._metrics: dict[str, float] = {}
         self._loss: float | None = None
         self._open: Step | None = None
-        self._wants_save = self._saving = self._closed = False
+        self._batches = Read(source)
+        self._wants_save = self._wants_end = self._ended = self._saving = self._closed = False
         self._pending: Future[str] | None = None
         self._handed = Handed()
         self._saved_step = -1
@@ -83,8 +84,8 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether all `steps` or `epochs` are done; False where a stop ended the loop, or nothing limits it."""
-        if self.steps is not None and self.step >= self.steps:
+        """Whether all `steps` or `epochs` are done, or the script has ended it; False where a stop ended the loop."""
+        if self._ended or (self.steps is not None and self.step >= self.steps):
             return True
         return self.epochs is not None and self._source.epoch is not None and self._source.epoch >= self.epochs
 
@@ -110,6 +111,14 @@ class Job:
             self._wants_save = True
         else:
             self._write()
+
+    def end(self) -> None:
+        """End the training early, as after too many epochs without progress.
+
+        One rank is enough. The ranks agree in the next `step.backward`, whose step is the last one of the loop, with
+        any number of workers. The end is saved, so that a later attempt makes no further step.
+        """
+        self._wants_end = True
 
     # --- the loop -------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Step]:
@@ -137,18 +146,24 @@ class Job:
         return self._words.virtual_ranks or self.world_size
 
     def _backward(self, step: Step, compute: Compute) -> float:
-        wishes = [False, False]
+        if step.done:
+            outcome = self._engine.backward(compute, (step.number, step.done), self._batches, [])
+            rng.seed(self._words.seed, "after", step.number, step.done)
+            self._loss = outcome.loss
+            return outcome.loss
+        wishes = [False, False, self._wants_end]
         wishes[STOP] = self._host.stop_requested()
         wishes[SAVE] = self._host.save_requested() or self._wants_save
         self._wants_save = False
         self._reach.begin_step()
-        outcome = self._engine.backward(compute, step.number, self._source, wishes)
+        self._batches = Read(self._source)
+        outcome = self._engine.backward(compute, (step.number, 0), self._batches, wishes)
         # What the body draws is the same on all ranks, however many virtual ranks they have.
         rng.seed(self._words.seed, "after", step.number)
         self._source.advance()
         self.step = step.number + 1
         self._loss = outcome.loss
-        self.stop_requested, self._saving = outcome.asked[STOP], outcome.asked[SAVE]
+        self.stop_requested, self._saving, self._ended = outcome.asked
         return outcome.loss
 
     def _boundary(self) -> None:
@@ -194,7 +209,7 @@ class Job:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         meta = {
-            "format": FORMAT, "position": self._source.position(), "workers": self.world_size,
+            "format": FORMAT, "position": self._source.position(), "workers": self.world_size, "ended": self._ended,
             **contract.stored(self.reasons), **self._parts.describe(),
             **contract.to_json(self._words, contract.machine(self._device())),
         }  # fmt: skip
@@ -238,7 +253,8 @@ class Job:
         self._reach.agreed()
         streams = {int(rank): unpack(state) for rank, state in loaded.get("streams", {}).items()}
         self._source.restore(meta["position"], streams)
-        self.step = self._saved_step = saved.step
+        self.step, self._ended = saved.step, bool(meta.get("ended"))
+        self._saved_step = saved.step
         self.restored = saved.id
         log.info("goes on from step %d, checkpoint %s", saved.step, saved.id)
 

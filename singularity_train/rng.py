@@ -8,9 +8,11 @@ generator. Generators that the script makes itself belong in `extra`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -35,6 +37,20 @@ def seed(*parts: int | str, devices: bool = True) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value % 2**32)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """The global generators of the CPU are afterwards as they were before."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if numpy is not None:
+            numpy.random.set_state(before[2])
 
 
 def permutation(length: int, *parts: int | str) -> torch.Tensor:

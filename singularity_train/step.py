@@ -21,7 +21,7 @@ class Progress:
     :param step: how many steps are done, over all attempts
     :param steps: how many it is to do; None: the script or `epochs` says when it is over
     :param epoch: of the next step; None with streams
-    :param loss: of the last step, weighted mean over the global batch; None before the first
+    :param loss: of the last `backward`, weighted mean over the global batch; None before the first
     :param verdict: how the losses so far are related to those of a run that was never moved (`contract.Verdict`)
     """
 
@@ -40,24 +40,27 @@ class Step:
     """One step of the loop.
 
     number  counts from 0, over all attempts
-    epoch   that its batches are of; None with streams
+    epoch   that its batches are of; None with streams. After `backward` it is behind `job.epoch` in the last step of
+            an epoch
+    done    calls of `backward` so far
     """
 
     def __init__(self, job: Job, number: int, epoch: int | None) -> None:
-        self._job, self.number, self.epoch, self.done = job, number, epoch, False
+        self._job, self.number, self.epoch, self.done = job, number, epoch, 0
 
     def backward(self, compute: Compute) -> torch.Tensor:
         """Compute the gradients of the global batch into `.grad`, as the mean over its samples. Collective.
 
-        Gradients that are there are dropped: `zero_grad()` does no harm and is not needed. An attached scaler scales
-        each loss; the returned one is not scaled.
+        The first call of a step drops the gradients that are there: `zero_grad()` does no harm and is not needed. Each
+        further call reads the same batches, and adds to the gradients that are there, as torch does: a generator's
+        after `zero_grad()` of its optimizer. An attached scaler scales each loss; the returned one is not scaled.
 
         :param compute: called with each batch of this worker; returns its mean loss, or (sum of losses, weight)
         :returns: the loss over the global batch, a number on the CPU without a graph, the same on all ranks
-        :raises UsageError: called twice in a step, or the function returned no loss
+        :raises UsageError: called outside of its step, or the function returned no loss
         """
-        if self.done or self is not self._job._open:
-            raise UsageError(f"step.backward: step {self.number} has had its backward. Call it once in each step.")
+        if self is not self._job._open:
+            raise UsageError(f"step.backward: step {self.number} is over. Call it on the step of the loop.")
         loss = self._job._backward(self, compute)
-        self.done = True
+        self.done += 1
         return torch.tensor(loss)

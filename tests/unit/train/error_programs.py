@@ -102,9 +102,9 @@ def wrong(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
     def user(step: Any) -> None:
         raise KeyError("the user")
 
-    def doubled(step: Any) -> None:
-        for _ in range(2):
-            step.backward(lambda batch: loss_of(model, batch))
+    def late_backward(step: Any) -> None:
+        steps.append(step)
+        steps[0].backward(lambda batch: loss_of(model, batch))
 
     def wrapped() -> None:
         torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
@@ -114,6 +114,7 @@ def wrong(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
             torch.distributed.destroy_process_group()
 
     data, model = Samples("mlp"), small()
+    steps: list[Any] = []
     sampler = torch.utils.data.SubsetRandomSampler([1, 2])
     sparse = nn.Sequential(nn.Embedding(32, 32, sparse=True))
     calls = {
@@ -121,7 +122,7 @@ def wrong(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
         "after the first step": late,
         "few samples": lambda: run(small(), data=Samples("mlp", 10)),
         "no batch size": lambda: run(small(), batch_size=None),
-        "own sampler": lambda: run(small(), data=torch.utils.data.DataLoader(data, 2, sampler=sampler)),
+        "few of a sampler": lambda: run(small(), data=torch.utils.data.DataLoader(data, 2, sampler=sampler)),
         "one stream": lambda: run(small(), data=Stream(0, 1, "mlp")),
         "streams without virtual ranks": lambda: run(
             small(), data=lambda v, n: Stream(v, n, "mlp"), virtual_ranks=None
@@ -133,7 +134,7 @@ def wrong(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
         "buffers": lambda: run(small(), buffers="all"),
         "steps": lambda: run(small(), steps=0),
         "no backward": lambda: run(small(), body=lambda step: None),
-        "two backwards": lambda: run(model, body=doubled),
+        "backward of another step": lambda: run(model, body=late_backward),
         "no loss": lambda: run(small(), body=lambda step: step.backward(lambda batch: torch.zeros(2))),
         "no weight": lambda: run(
             (other := small()), body=lambda step: step.backward(lambda batch: (loss_of(other, batch), 0))

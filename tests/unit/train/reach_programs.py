@@ -124,13 +124,6 @@ def own(kind: Any, wrap: bool = False) -> int:
     return run(model, Wrapped(inner) if wrap else inner)
 
 
-def drawn() -> int:
-    model = small()
-    data = Samples("mlp")
-    loader = torch.utils.data.DataLoader(data, 2, sampler=torch.utils.data.RandomSampler(data, num_samples=16))
-    return run(model, data=loader, batch_size=None)
-
-
 class BufferShuffledExamplesIterable:
     """The name of the class of Hugging Face's `datasets`."""
 
@@ -158,7 +151,6 @@ CASES = {
     "lbfgs is fine": lambda: run(small(nn.Linear(4, 4), nn.Linear(4, 4)), None),
     "buffer": lambda: run(small(nn.Linear(4, 4), Statistics(persistent=False))),
     "kept buffer": lambda: run(small(nn.Linear(4, 4), Statistics())),
-    "num_samples": drawn,
     "shuffle buffer": lambda: run(small(), data=lambda rank, ranks: Shuffled(False)),
     "shuffle buffer within": lambda: run(small(), data=lambda rank, ranks: Shuffled(True)),
 }

@@ -16,7 +16,6 @@ REFUSED = {
     "global": ("UsageError", r"Global keeps state of no parameter \(steps\)"),
     "more": ("UsageError", r"More keeps tensors outside its state \(more\)"),
     "buffer": ("UsageError", r"model main: 5\.mean is a buffer that changes while it trains, and no state dictionary"),
-    "num_samples": ("DataError", "draws num_samples = 16 of 160"),
     "shuffle buffer": ("DataError", r"shuffles in a buffer \(BufferShuffledExamplesIterable\)"),
     "shuffle buffer within": ("DataError", r"shuffles in a buffer \(BufferShuffledExamplesIterable\)"),
 }
