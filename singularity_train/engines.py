@@ -82,7 +82,8 @@ class VirtualRanks:
         self._buffers = Buffers(models, rule)
         self._first = True
         self._parameters: list[Any] = []
-        self._layout: reduce.Layout | None = None
+        self._layouts: dict[int, reduce.Layout] = {}
+        """By the number of wishes, which only the first call of a step has."""
 
     def agree(self) -> None:
         """All workers take the parameters and buffers of rank 0, as DistributedDataParallel does. Collective."""
@@ -149,7 +150,7 @@ class VirtualRanks:
         """
         unique = {id(each): each for model in self._models for each in model.parameters() if each.requires_grad}
         if [*unique] != [id(each) for each in self._parameters]:
-            self._parameters, self._layout = list(unique.values()), None
+            self._parameters, self._layouts = list(unique.values()), {}
         if not self._parameters:
             raise UsageError("step.backward: no parameter of the model requires a gradient")
         kept = [(each, each.grad) for each in self._parameters if turn[1] and each.grad is not None]
@@ -174,10 +175,10 @@ class VirtualRanks:
             for (start, size, values), (_, _, more) in zip(gradients.nodes, side.nodes, strict=True)
         ]
         count = len(self._parameters)
-        if self._layout is None:
+        if wishes not in self._layouts:
             like = [value for value in counter.nodes[-1][2][count:] if value is not None]
-            self._layout = reduce.Layout([*self._parameters, *like])
-        values = reduce.total(counter, self._layout, self._virtual_ranks)
+            self._layouts[wishes] = reduce.Layout([*self._parameters, *like])
+        values = reduce.total(counter, self._layouts[wishes], self._virtual_ranks)
         sums, flags, averaged = values[count], values[count + 1], values[count + 2 :]
         assert sums is not None and flags is not None
         total, weight, *asked = torch.cat([sums, flags]).tolist()

@@ -134,15 +134,11 @@ def refused(rank: int, world: int, directory: str) -> dict[str, Any]:
     shared = tud.BatchSampler(tud.DistributedSampler(data, 2, 0), 2, drop_last=True)
 
     def curriculum() -> int:
-        sampler = Later()
-        model, steps = small(), []
-        for hardest in (0, 3):
-            sampler.hardest = hardest
-            steps.append(
-                run(model, data=tud.DataLoader(data, 2, sampler=sampler), batch_size=None, directory=directory)
-            )
-            model = small()
-        return sum(steps)
+        sampler, done = Later(), 0
+        for sampler.hardest, steps in ((0, 3), (3, 5)):
+            data = tud.DataLoader(Samples("mlp"), 2, sampler=sampler)
+            done += run(small(), data=data, batch_size=None, directory=directory, steps=steps)
+        return done
 
     loaders: dict[str, Any] = {
         "hidden": {"batch_size": 2, "sampler": Own()}, "no length": {"batch_size": 2, "sampler": Endless()},
