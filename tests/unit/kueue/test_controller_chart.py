@@ -368,6 +368,7 @@ def test_sample_queues_name_the_fence():
     [
         ("budget.maxSeconds=0", "maxSeconds"),
         ("imagePullPolicy=Sometimes", "imagePullPolicy"),
+        (r"commonLabels.app\.kubernetes\.io/name=x", "commonLabels"),
         ("image.agent=x", "image"),
         ("store.url=checkpoints", "url"),
         ("lease.durationSeconds=1", "durationSeconds"),
@@ -517,6 +518,17 @@ def test_the_lease_and_the_holds_have_queues_of_their_own_at_the_api_server():
     assert lease["matchingPrecedence"] < other["matchingPrecedence"]
     assert ("PriorityLevelConfiguration", other["priorityLevelConfiguration"]["name"]) in objects
     assert not [name for kind, name in render("controller.flowSchema=false") if kind == "FlowSchema"]
+
+
+def test_labels_of_a_platform_are_on_every_object_and_on_no_selector():
+    usual, labelled = render(), render("commonLabels.team=ml")
+    assert all("team" not in (each["metadata"].get("labels") or {}) for each in usual.values())
+    bare = [key for key, each in labelled.items() if (each["metadata"].get("labels") or {}).get("team") != "ml"]
+    assert not bare
+    name = ("Deployment", job_names.CONTROLLER_NAME)
+    made = labelled[name]["spec"]
+    assert made["template"]["metadata"]["labels"]["team"] == "ml"
+    assert made["selector"] == usual[name]["spec"]["selector"], "a selector cannot be changed"
 
 
 def test_what_a_platform_sets_on_every_chart_is_on_the_controller(tmp_path):
