@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from airflow.sdk import BaseOperator, timezone
+from airflow.sdk import timezone
 from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
 from kueue_integration.contract.progress_objects import shown
@@ -20,9 +20,10 @@ from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
 from kueue_integration.spec import engine, platform_config
 
-from . import cluster, compat, ending, parameters, start_point, submission
+from . import cluster, compat, ending, parameters, pod_words, start_point, submission
 from .exceptions import (
     ClusterUnreachableError,
+    InvalidTrainingError,
     KilledError,
     SingularityProviderError,
     TrainingResultError,
@@ -59,7 +60,7 @@ ORIGIN_WAIT_S = 20.0
 """How long the controller may take to see with what a new Job begins; it looks within a second or two."""
 
 
-class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[misc]
+class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     """Train on Kueue-managed Kubernetes; preemption, migration and resizing do not end the task nor cost a retry.
 
     The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending.
@@ -124,6 +125,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
         environment from secrets, init containers, ... The training container is `train` or `base`. Fields that a
         checkpoint depends on are refused by name (templated)
+    :param pod_template_file: YAML file with a Pod, relative to the DAG file, below everything that the other parameters
+        say, as in KubernetesPodOperator (templated). More of that operator's parameters are taken, see the guide
     :param labels, annotations: added to Job and pods (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`; tasks of one Dag may use several clusters
         (templated)
@@ -151,7 +154,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "env", "files", "workdir", "store", "outputs", "checkpoint_budget_s", "grace_period_s", "checkpoint_every",
         "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk",
         "checkpoint_memory", "engine", "start_from",
-        "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "privileges", "manifest",
+        "hold", "pod_override", "pod_template_file", "infrastructure_retries", "resume_on_exit_codes", "privileges",
+        "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
         **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
@@ -162,6 +166,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     overwrite_rtif_after_execution = True
     """For `manifest`, which is known only then."""
     manifest: str | None = None
+    idle_words: Sequence[str] = ()
+    """Parameters of other operators that were given, and change nothing here."""
     shown_job: dict[str, str] | None = None
     """Namespace, name, uid and Workload of the Job, for the links."""
     ui_color = "#d5e8d4"
@@ -192,7 +198,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         outputs: str | None = None,
         engine: str = "auto",
         checkpoint_budget_s: int | str = 120,
-        grace_period_s: int | str = 90,
+        grace_period_s: int | str = pod_words.GRACE_S,
         checkpoint_every: str | float | None = None,
         start_from: str | None = None,
         checkpoint_disk: str | None = None,
@@ -204,6 +210,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         pod_override: Any = None,
+        pod_template_file: str | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         infrastructure_retries: int | str | None = None,
         resume_on_exit_codes: Sequence[int] = (),
@@ -254,7 +261,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.labels = labels
         self.annotations = annotations
         self.kubernetes_conn_id = kubernetes_conn_id
-        self.pod_override = parameters.plain_pod(pod_override)
+        self.pod_override = pod_override
+        self.pod_template_file = pod_template_file
         self.infrastructure_retries = infrastructure_retries
         self.resume_on_exit_codes = resume_on_exit_codes
         self.skip_on_exit_code = skip_on_exit_code
@@ -267,6 +275,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.preemption_alert = preemption_alert
         self.api_outage_tolerance = api_outage_tolerance
         self._kill_requested = False
+        for name in parameters.SPEC_FIELDS:
+            setattr(self, name, parameters.plain(getattr(self, name)))
+        pod_words.settle(self)
         if deletion_policy not in get_args(DeletionPolicy):
             raise ValueError(
                 f"deletion_policy = {deletion_policy!r}: must be one of {', '.join(get_args(DeletionPolicy))}"
@@ -284,9 +295,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             raise ValueError(f"log_max_lines = {log_max_lines!r}: {fix}")
         if not isinstance(logging_interval, (int, float)) or logging_interval < 1:
             raise ValueError(f"logging_interval = {logging_interval!r}: must be a number of seconds, 1 or more")
-        if command is None and script is None:
+        if self.command is None and script is None and pod_template_file is None:
             raise ValueError("command = None: give command or script")
-        if command is not None and script is not None:
+        if self.command is not None and script is not None:
             raise ValueError(f"script = {script!r}: give either command or script, not both")
         parameters.check_known(self)
 
@@ -294,6 +305,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     def execute(self, context: Any) -> Any:
         """Create or adopt the Job and defer. Raises InvalidTrainingError (never retried), SingularityProviderError."""
         try:
+            self._take_template()
             claim, finished = self._place(context)
         except SpecError as error:
             raise parameters.refusal(error) from None
@@ -323,6 +335,17 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             method_name="execute_complete",
         )
         raise AssertionError("defer raises")
+
+    def _take_template(self) -> None:
+        if self.idle_words:
+            self.log.info("Without effect here: %s", ", ".join(self.idle_words))
+        if self.pod_template_file is None:
+            return
+        try:
+            pod = pod_words.read(submission.script_path(self.pod_template_file, self._dag_file()))
+            pod_words.under(self, "pod_template_file", pod)
+        except ValueError as error:
+            raise InvalidTrainingError(f"The training job was refused before anything was created: {error}") from None
 
     def _place(self, context: Any) -> tuple[Claim, dict[str, Any] | None]:
         """The claim on a Job that is there to be waited for, and its last event if an adopted one has succeeded

@@ -106,13 +106,14 @@ def mapping(parameter: str, value: Any) -> dict[str, Any]:
     return dict(value or {})
 
 
-def plain_pod(value: Any) -> Any:
-    """A `kubernetes.client.V1Pod` as plain data; anything else as it is."""
-    if not hasattr(value, "openapi_types"):
-        return value
-    from kubernetes.client import ApiClient
-
-    return ApiClient().sanitize_for_serialization(value)
+def plain(value: Any) -> Any:
+    """Models of the Kubernetes client in `value`, as `V1Volume`, as plain data; anything else as it is."""
+    if hasattr(value, "openapi_types"):
+        own = {key: getattr(value, name) for name, key in value.attribute_map.items()}
+        return {key: plain(part) for key, part in own.items() if part is not None}
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list) else value
 
 
 def number(parameter: str, value: object, least: int, none: str) -> None:

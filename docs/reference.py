@@ -64,7 +64,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
         "engine", "store", "outputs", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s", "grace_period_s",
         "checkpoint_disk", "checkpoint_memory",
     ),
-    "Pods": ("privileges", "volumes", "volume_mounts", "labels", "annotations", "pod_override"),
+    "Pods": ("privileges", "volumes", "volume_mounts", "labels", "annotations", "pod_override", "pod_template_file"),
     "Cluster": ("kubernetes_conn_id", "namespace", "api_outage_tolerance"),
     "Failures and limits": (
         "infrastructure_retries", "resume_on_exit_codes", "skip_on_exit_code", "fail_on_exit_codes", "max_preemptions",

@@ -27,7 +27,7 @@ _OURS = (job_names.CONTAINER_SIDECAR, job_names.CONTAINER_INSTALL)
 
 _NAMESPACES = "ranks live in PID and mount namespaces of their own, which a checkpoint has to find as it left them"
 _ADDRESS = "ranks of different pods find each other by it"
-_REFUSED_SPEC = {
+REFUSED_SPEC = {
     "restartPolicy": "a training pod is never restarted in place: the next attempt has a new one",
     "terminationGracePeriodSeconds": "set grace_period_s instead",
     "activeDeadlineSeconds": "it would count time in the queue; limit the whole job instead",
@@ -75,6 +75,8 @@ _FIELDS = {
 """What may be changed in the containers that the platform makes."""
 _LISTS = {"volumes": "name", "env": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
 """Lists that are merged by item; an item of the override replaces the one with the same key."""
+_ADDED = ("envFrom", "ports", "volumeDevices")
+"""Lists that are put behind what is there."""
 
 
 def merged(template: Object, override: Mapping[str, Any] | None, rootless: bool = False) -> Object:
@@ -91,7 +93,7 @@ def merged(template: Object, override: Mapping[str, Any] | None, rootless: bool 
     ]
     (train,) = (c for c in renamed if c["name"] == job_names.CONTAINER_TRAIN) if renamed else ({},)
     rest = [{key: value for key, value in c.items() if key != "securityContext"} for c in renamed]
-    spec = _merge(template["spec"], {**given["spec"], "containers": rest})
+    spec = merge(template["spec"], {**given["spec"], "containers": rest})
     (ours,) = spec["containers"]
     if rootless:
         own = train.get("securityContext") or {}
@@ -106,21 +108,24 @@ def merged(template: Object, override: Mapping[str, Any] | None, rootless: bool 
     return {**template, "metadata": {**template["metadata"], **meta}, "spec": spec}
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Object:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Object:
+    """A piece of a Pod with another one over it."""
     result = dict(base)
     for key, value in over.items():
         held = result.get(key)
         if value is None:
             continue  # what a V1Pod says about fields that nobody has set
         if isinstance(held, Mapping) and isinstance(value, Mapping):
-            result[key] = _merge(held, value)
+            result[key] = merge(held, value)
         elif key in ("containers", "initContainers") and held:
             theirs = {item["name"]: item for item in value}
-            result[key] = [_merge(item, theirs.pop(item["name"], {})) for item in held] + list(theirs.values())
+            result[key] = [merge(item, theirs.pop(item["name"], {})) for item in held] + list(theirs.values())
         elif key in _LISTS and held:
             by = _LISTS[key]
             theirs = {item[by]: item for item in value}
             result[key] = [theirs.pop(item[by], item) for item in held] + list(theirs.values())
+        elif key in _ADDED and held:
+            result[key] = [*held, *value]
         else:
             result[key] = value
     return result
@@ -177,8 +182,8 @@ def _spec(spec: TrainSpec, body: Mapping[str, Any], platform: PlatformConfig | N
         where = f"spec.{key}"
         if value is None:
             continue
-        if key in _REFUSED_SPEC:
-            yield where, value, f"cannot be overridden: {_REFUSED_SPEC[key]}"
+        if key in REFUSED_SPEC:
+            yield where, value, f"cannot be overridden: {REFUSED_SPEC[key]}"
         elif key not in _SPEC:
             near = difflib.get_close_matches(key, _SPEC, 1)
             yield where, value, "is not a field that can be set" + (f"; did you mean {near[0]}?" if near else "")

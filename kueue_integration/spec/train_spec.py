@@ -44,7 +44,8 @@ class TrainSpec:
     :param tolerations: taints that the pods accept, as in a Pod, besides the tolerations of the flavor
     :param resource_claims: devices by DRA, per pod: `{"name": "gpu", "device_class": "gpu.nvidia.com", "count": 1,
         "selectors": [CEL, ...]}`, or `{"name": "gpu", "template": ResourceClaimTemplate}`
-    :param env: literal values (`$(NAME)` is not expanded); PYTHONPATH is put before the platform's
+    :param env: literal values (`$(NAME)` is not expanded), numbers and booleans as text; PYTHONPATH is put before the
+        platform's
     :param files: texts by relative path, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
@@ -122,6 +123,12 @@ class TrainSpec:
             value = getattr(self, name)
             if isinstance(value, Sequence) and not isinstance(value, str):  # a string is left for `validate` to refuse
                 object.__setattr__(self, name, tuple(value))
+        if isinstance(self.command, tuple):
+            object.__setattr__(self, "command", tuple(_text(word) for word in self.command))
+        for name in ("env", "labels", "annotations"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, name, {key: _text(item) for key, item in value.items()})
 
     @property
     def ranks(self) -> int:
@@ -189,6 +196,13 @@ def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
     if problems:
         raise SpecError(problems)
     return TrainSpec(**values)
+
+
+def _text(value: Any) -> Any:
+    """A number or boolean as text, as YAML writes it; anything else as it is."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float)) else value
 
 
 MAX_TEXT = 1 << 20
