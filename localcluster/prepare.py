@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import host
+from . import debian_tools, host
 from .cache import Progress
 from .clock import Clock
 from .config import cache_dir
 from .errors import LocalClusterError
 from .images import gobuild, other_kubernetes, rootfs
-from .promtool import promtool
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Prepared:
     torch: Path
     helm: Path
     fake_gcs: Path
-    promtool: Path
+    tools: dict[str, Path]
     apiserver: Path
     etcd: Path
     kueue_crds: Path
@@ -38,7 +37,7 @@ def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
     """Build and download what is not in the cache.
 
     :param test_servers: also what only tests and benchmarks need (a server of the gs protocol: a minute). Without it,
-        that server and promtool may be missing where the answer says
+        that server and the tools may be missing where the answer says
     :raises LocalClusterError: not root, no Go, no space, a build or download failed
     """
     host.check_root()
@@ -56,11 +55,15 @@ def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
             torch=torch,
             helm=Path(binaries["helm"]),
             fake_gcs=fake_gcs / "fake-gcs-server",
-            promtool=promtool(cache, progress) if test_servers else cache / "promtool/promtool",
+            tools={tool.name: _tool(tool, cache, progress, test_servers) for tool in debian_tools.TOOLS},
             apiserver=apiserver,
             etcd=etcd,
             kueue_crds=gobuild.folder(gobuild.KUEUE, cache) / "crds",
         )
+
+
+def _tool(tool: debian_tools.Tool, cache: Path, progress: Progress, make: bool) -> Path:
+    return debian_tools.made(tool, cache, progress) if make else debian_tools.path(tool, cache)
 
 
 def _programs(cache: Path, progress: Progress, test_servers: bool) -> tuple[gobuild.Binaries, Path]:
@@ -89,7 +92,8 @@ def main() -> int:
         print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch}")
         print(f"SINGULARITY_HELM={made.helm} SINGULARITY_FAKE_GCS={made.fake_gcs}")
         print(f"SINGULARITY_APISERVER={made.apiserver} SINGULARITY_ETCD={made.etcd}")
-        print(f"SINGULARITY_KUEUE_CRDS={made.kueue_crds} SINGULARITY_PROMTOOL={made.promtool}")
+        print(f"SINGULARITY_KUEUE_CRDS={made.kueue_crds}")
+        print(" ".join(f"SINGULARITY_{name.upper()}={path}" for name, path in made.tools.items()))
     return 0
 
 

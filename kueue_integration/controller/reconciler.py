@@ -26,6 +26,7 @@ from . import device_time, installed, vitals
 from .agent_images import AgentImages
 from .cache import World, job_of
 from .forever import Skips, backoff_s, forever
+from .guarded import Guarded
 from .hold import Settings
 from .look import Looks
 from .machines.nodes import Machines
@@ -46,11 +47,13 @@ CANARY_S = 1.0
 WORKERS = 8
 """Workers mostly wait for the API server. Two workers never handle the same Job at once."""
 CONFLICT_DELAY_S = 0.05
+GUARD_DELAY_S = 1.0
+"""Queues change all the time; a namespace that gets its first one is guarded within this."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """`kind`: job, workload (one without a Job), plan, check, policy, images, everything, slice or canary."""
+    """`kind`: job, workload (one without a Job), plan, check, policy, images, guard, everything, slice or canary."""
 
     kind: str
     namespace: str = ""
@@ -97,6 +100,8 @@ class Reconciler:
         self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube, self.world.nodes).of, metrics, now)
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
         self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
+        queues = self.world.local_queues.all, self.world.cluster_queues.all
+        self._guarded = Guarded(kube, *queues, self.world.all_jobs)
         self._failures: dict[Task, int] = {}
         self._told: dict[str, str] = {}
         """By UID of a Job: the version in which all of its annotations were read."""
@@ -157,7 +162,7 @@ class Reconciler:
         """What a round looks at besides Jobs and Workloads."""
         if not self._rounds.leaves_nodes:
             self.world.nodes.rest()
-        for kind in ("check", "policy", "images"):
+        for kind in ("check", "policy", "images", "guard"):
             self.queue.add(Task(kind))
         self._plan_soon()
 
@@ -212,6 +217,7 @@ class Reconciler:
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
         self._plan_soon()
+        self.queue.add(Task("guard"), GUARD_DELAY_S)
 
     def _node_leaves(self) -> None:
         if self._rounds.leaves_nodes:
@@ -267,6 +273,8 @@ class Reconciler:
                 installed.count_missing_policies(self._kube, self._metrics)
             elif task.kind == "images":
                 self._images.keep()
+            elif task.kind == "guard":
+                self._guarded.keep()
             else:
                 installed.claim_check(self._kube, self._settings.check_name, self._now())
             self._failures.pop(task, None)

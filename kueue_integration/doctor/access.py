@@ -25,6 +25,7 @@ from ..kube.resources import (
     LOCAL_QUEUE,
     MULTIKUEUE_CLUSTER,
     MUTATING_WEBHOOK,
+    NAMESPACE,
     NODE,
     POD,
     PROGRESS,
@@ -71,6 +72,7 @@ NEEDED: Final = (
     Need(WORKLOAD, ("patch",), subresource="status"),
     Need(CLUSTER_QUEUE, ("list", "watch")),
     Need(LOCAL_QUEUE, ("list", "watch")),
+    Need(NAMESPACE, ("get", "patch")),
     Need(RESOURCE_FLAVOR, ("get",)),
     Need(ADMISSION_CHECK, ("get",), name=job_names.ADMISSION_CHECK_NAME),
     Need(ADMISSION_CHECK, ("patch",), subresource="status", name=job_names.ADMISSION_CHECK_NAME),
@@ -137,7 +139,7 @@ def controller(kube: Kube, namespaces: Sequence[str] = ()) -> Iterator[Check]:
     """
     missing = []
     for need in needed(_variables(kube)):
-        everywhere = need.kind.namespaced and need.namespace is None
+        everywhere = (need.kind.namespaced or need.kind == NAMESPACE) and need.namespace is None
         for where in (namespaces or (None,)) if everywhere else (need.namespace,):
             denied = [
                 verb

@@ -38,6 +38,11 @@ app.kubernetes.io/component: controller
 {{- concat $found (dig "accounts" list (.Values.guard | default dict)) | toJson -}}
 {{- end }}
 
+{{/* JSON list: as whom Kubernetes makes the pods of Jobs. */}}
+{{- define "singularity.guard.jobController" -}}
+{{- list "system:serviceaccount:kube-system:job-controller" "system:kube-controller-manager" | toJson -}}
+{{- end }}
+
 {{/* Seconds of training before an attempt finds out whether it can be saved, or "off". */}}
 {{- define "singularity.saveTrial" -}}
 {{- $trial := .Values.saveTrial | default dict -}}

@@ -49,6 +49,8 @@ _LABEL = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
 NAMESPACES: dict[str, dict[str, str]] = {
     job_names.SYSTEM_NAMESPACE: {}, TEAM: _LABEL, TRAINS: _LABEL, OTHER: {}, "before": {},
 }  # fmt: skip
+_STATUS = {JOBSET_CONTROLLER: JOBSET, TRAINER_CONTROLLER: TRAINJOB}
+"""Who alone writes the status of what: so the policies know whose controller asks."""
 _INSTALLED = (
     "CustomResourceDefinition", "Lease", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip
@@ -70,9 +72,9 @@ class Policies:
         self.admin = server.kube()
         objects = render(*sets, values=values)
         for name, labels in NAMESPACES.items():
-            self._make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-            account = {"name": "default", "namespace": name}
-            self._make({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})  # pods need it
+            self.make_namespace(name, labels)
+        for user, kind in _STATUS.items():
+            self._grant(user, kind)
         for made in (*(any_of(kind) for kind in (JOBSET, TRAINJOB, WORKLOAD)), *objects.values()):
             if made["kind"] in _INSTALLED:
                 self._make(made)
@@ -85,6 +87,16 @@ class Policies:
         job["spec"]["template"]["spec"] = {**host, "restartPolicy": "Never"}
         for manifest in (bad, job):
             self.eventually(lambda manifest=manifest: self._refuses(manifest), f"{manifest['kind']}s are guarded")
+
+    def _grant(self, user: str, kind: Kind) -> None:
+        rules = [{"apiGroups": [kind.group], "resources": [f"{kind.plural}/status"], "verbs": ["update", "patch"]}]
+        group, name = "rbac.authorization.k8s.io", f"status-of-{kind.plural}"
+        role = {"apiGroup": group, "kind": "ClusterRole", "name": name}
+        subjects = [{"apiGroup": group, "kind": "User", "name": user}]
+        parts: dict[str, Object] = {"ClusterRole": {"rules": rules}}
+        parts["ClusterRoleBinding"] = {"roleRef": role, "subjects": subjects}
+        for name_of_kind, part in parts.items():
+            self._make({"apiVersion": f"{group}/v1", "kind": name_of_kind, "metadata": {"name": name}, **part})
 
     def _refused(self, job: Object) -> bool:
         try:
@@ -103,6 +115,14 @@ class Policies:
     def label(self, namespace: str) -> None:
         """From now on this namespace trains."""
         self.admin.patch(NAMESPACE, None, namespace, {"metadata": {"labels": _LABEL}})
+
+    def make_namespace(self, name: str, labels: Mapping[str, str]) -> None:
+        self._make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}})
+        account = {"name": "default", "namespace": name}
+        self._make({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})  # pods need it
+
+    def unlabel(self, namespace: str) -> None:
+        self.admin.patch(NAMESPACE, None, namespace, {"metadata": {"labels": dict.fromkeys(_LABEL)}})
 
     def _make(self, obj: Object) -> None:
         with contextlib.suppress(AlreadyExists):

@@ -1,4 +1,4 @@
-"""The chart's AppArmor profile: read by AppArmor's own parser where there is one. No node here has AppArmor."""
+"""The chart's AppArmor profile: compiled by AppArmor's own parser. No node here has AppArmor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kueue_samples import PLATFORM
@@ -14,6 +15,7 @@ from pod_variants import ours
 from rendered import CHART
 
 PROFILE = CHART / "apparmor" / "singularity-launcher"
+NO_PARSER = "no apparmor_parser: SINGULARITY_APPARMOR_PARSER is printed by `python -m localcluster.prepare --env`"
 PARSER = os.environ.get("SINGULARITY_APPARMOR_PARSER") or shutil.which("apparmor_parser")
 
 
@@ -33,7 +35,18 @@ def test_the_profile_has_the_files_name_and_what_each_rank_needs() -> None:
     assert denied and all(line.split()[1].startswith(("/proc/", "/sys/")) for line in denied)
 
 
-@pytest.mark.skipif(PARSER is None, reason="no apparmor_parser: put it on PATH or in SINGULARITY_APPARMOR_PARSER")
-def test_apparmors_own_parser_takes_the_profile() -> None:
-    done = subprocess.run([str(PARSER), "-Q", "-K", str(PROFILE)], capture_output=True, text=True, timeout=60)
+def compiled(path: Path) -> subprocess.CompletedProcess[bytes]:
+    """As a node's parser compiles it for its kernel; this machine's is not asked (-Q), nor a cache (-K)."""
+    return subprocess.run([str(PARSER), "-Q", "-K", "-S", str(path)], capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(PARSER is None, reason=NO_PARSER)
+def test_apparmors_own_parser_takes_the_profile(tmp_path: Path) -> None:
+    done = compiled(PROFILE)
     assert done.returncode == 0, done.stderr
+    assert PROFILE.name.encode() in done.stdout, "what a kernel would be given"
+    text = PROFILE.read_text()
+    for broken in (text.replace("  pivot_root,", "  pivot_roof,"), text.replace("/proc/* w,", "/proc/{* w,")):
+        copy = tmp_path / PROFILE.name
+        copy.write_text(broken)
+        assert broken != text and compiled(copy).returncode != 0, "it is read, not only found"

@@ -25,7 +25,7 @@ TEAM = "team"
 MANAGED = {job_names.LABEL_MANAGED: "true"}
 REFUSED = "singularity-controller changes no Job, JobSet, TrainJob or Workload without the label"
 OTHERS_STATUS = "writes nothing else of their status"
-RESOURCES = ("jobs", "jobsets", "trainjobs", "workloads", "workloads/status")
+RESOURCES = ("jobs", "jobsets", "trainjobs", "workloads", "workloads/status", "namespaces", "namespaces/status")
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,49 @@ def test_what_is_ours_is_written_as_before(server: ApiServer) -> None:
     for kind in (JOBSET, TRAINJOB):
         found = made_of(server, {"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta, "spec": {}})
         assert not refused(server, found, {"metadata": {"annotations": {job_names.ANN_ATTEMPT: "1"}}})
+
+
+GUARDED = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
+OTHER_LEVEL = {"pod-security.kubernetes.io/enforce": "privileged"}
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "subresource", "good"),
+    [
+        ({}, {"metadata": {"labels": GUARDED}}, None, True),
+        ({}, {"metadata": {"labels": {job_names.LABEL_TRAINING: "disabled"}}}, None, False),
+        ({}, {"metadata": {"labels": {**GUARDED, **OTHER_LEVEL}}}, None, False),
+        ({}, {"metadata": {"labels": OTHER_LEVEL}}, None, False),
+        ({}, {"metadata": {"labels": GUARDED}}, "status", False),
+        ({}, {"metadata": {"labels": {**GUARDED, "kubernetes.io/metadata.name": None}}}, None, True),
+        ({}, {"metadata": {"annotations": {"any": "thing"}}}, None, False),
+        ({}, {"metadata": {"labels": GUARDED, "finalizers": ["example.com/any"]}}, None, False),
+        (GUARDED, {"metadata": {"labels": {job_names.LABEL_TRAINING: None}}}, None, False),
+        (GUARDED, {"metadata": {"labels": {job_names.LABEL_TRAINING: "x"}}}, None, False),
+        ({job_names.LABEL_TRAINING: "disabled"}, {"metadata": {"labels": GUARDED}}, None, False),
+        ({"theirs": "x"}, {"metadata": {"labels": {**GUARDED, "theirs": None}}}, None, False),
+        ({**MANAGED}, {"metadata": {"labels": OTHER_LEVEL}}, None, False),
+    ],
+)
+def test_of_a_namespace_it_adds_the_label_of_the_guard_alone(
+    server: ApiServer, before: dict[str, str], body: Object, subresource: str | None, good: bool
+) -> None:
+    made = server.kube().create(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": "guarded-", "labels": before}}
+    )
+    name = made["metadata"]["name"]
+
+    def said(user: str) -> str:
+        try:
+            server.kube(user).patch(NAMESPACE, None, name, body, subresource=subresource)
+        except KubeError as error:
+            return str(error)
+        return ""
+
+    answer = said(CONTROLLER)
+    assert bool(answer) is not good, answer
+    assert good or "and changes nothing else of it" in answer
+    assert not said(KUEUE), "nobody else is concerned"
 
 
 def test_others_are_not_concerned(server: ApiServer) -> None:

@@ -16,16 +16,11 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller import agent_images
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
-from kueue_integration.jobs import preflight
 from kueue_integration.kube.resources import (
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
-    JOB,
-    JOBSET,
     LEASE,
     POD,
-    TRAINJOB,
-    Kind,
     Object,
 )
 from kueue_integration.spec.platform_config import NODE, USER_NAMESPACE
@@ -226,24 +221,6 @@ def test_pods_are_let_in_after_a_rollback_and_the_upgrade_again(policies: Polici
         policies.admin.create({**made, "metadata": {"name": name, "labels": made["metadata"].get("labels", {})}})
     policies.eventually(lambda: said(lambda: policies.admin.create(stranger, dry_run=True)), "pods are guarded again")
     policies.admin.create(pod(ours(PLATFORM), "good"), dry_run=True)
-
-
-@pytest.mark.parametrize("kind", [JOB, JOBSET, TRAINJOB], ids=lambda kind: kind.name)
-def test_no_job_of_ours_begins_where_pods_are_not_guarded(policies: Policies, kind: Kind) -> None:
-    spec = job(other(PLATFORM))["spec"] if kind is JOB else {}
-
-    def refused(namespace: str, user: str = TENANT, **meta: object) -> str:
-        named = {"name": "begins", "namespace": namespace, "labels": {job_names.LABEL_MANAGED: "true"}, **meta}
-        made = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": named, "spec": spec}
-        return said(lambda: policies.server.kube(user).create(made, dry_run=True))
-
-    for user in (TENANT, ADMIN, CONTROLLER):
-        assert preflight.unguarded(OTHER) in refused(OTHER, user)
-    assert not refused(TRAINS)
-    assert not refused(OTHER, labels={})
-    # A JobSet of before has its Jobs made anew for each attempt.
-    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "of-before", "uid": "u"}
-    assert not refused(OTHER, ownerReferences=[owner])
 
 
 def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the_node(policies: Policies) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import host, prepare
+from localcluster import debian_tools, host, prepare
 from localcluster.images import gobuild, rootfs
 
 ROOT = Path(__file__).parents[3]
@@ -24,12 +24,13 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(host, "check_root", lambda: None)
     monkeypatch.setattr(host, "check", lambda cache, progress: None)
-    def alerts(cache: Path, progress: object) -> Path:
-        made.append("promtool")
+
+    def tool(which: debian_tools.Tool, cache: Path, progress: object) -> Path:
+        made.append(which.name)
         return tmp_path
 
     monkeypatch.setattr(gobuild, "build", one)
-    monkeypatch.setattr(prepare, "promtool", alerts)
+    monkeypatch.setattr(debian_tools, "made", tool)
     for name in ("debian", "torch"):
         monkeypatch.setattr(rootfs, name, lambda cache, progress: tmp_path)
     return made
@@ -43,7 +44,8 @@ def test_only_a_demo_does_without_the_server_that_tests_need(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["prepare", *arguments])
     assert prepare.main() == 0
-    assert (gobuild.FAKE_GCS.name in built) is ("promtool" in built) is with_it
+    for name in (gobuild.FAKE_GCS.name, *(tool.name for tool in debian_tools.TOOLS)):
+        assert (name in built) is with_it
     assert {part.name for part in gobuild.PARTS} <= set(built)
 
 
