@@ -5,12 +5,14 @@ That ordinary, adopted, JobSet and TrainJob jobs run under it is what all other 
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pod_variants import BAD, GOOD, Make
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
-from kueue_integration.kube.resources import NAMESPACE, Object, label
+from kueue_integration.kube.resources import LOCAL_QUEUE, NAMESPACE, Object, label
 from localcluster.demo.stage import NAMESPACE as DEFAULT
 from localcluster.demo.stage import Stage
 
@@ -29,6 +31,22 @@ def manifests(spec: Object) -> list[Object]:
 
 def test_the_local_clusters_namespace_trains(stage: Stage) -> None:
     assert label(stage.kube.get(NAMESPACE, None, DEFAULT), job_names.LABEL_TRAINING) == job_names.TRAINING_ENABLED
+
+
+def test_a_namespace_with_a_way_to_a_fenced_queue_is_guarded_by_the_controller(stage: Stage) -> None:
+    kube, name = stage.kube, "guarded-by-default"
+    (theirs, *_) = kube.list(LOCAL_QUEUE, DEFAULT)
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    try:
+        queue = {"clusterQueue": theirs["spec"]["clusterQueue"]}
+        meta = {"name": "train", "namespace": name}
+        kube.create({"apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name, "metadata": meta, "spec": queue})
+        end = time.monotonic() + 60
+        while label(kube.get(NAMESPACE, None, name), job_names.LABEL_TRAINING) != job_names.TRAINING_ENABLED:
+            assert time.monotonic() < end, "the controller has not labelled it"
+            time.sleep(0.2)
+    finally:
+        kube.delete(NAMESPACE, None, name)
 
 
 @pytest.mark.parametrize("make", GOOD.values(), ids=GOOD.keys())
