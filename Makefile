@@ -33,7 +33,7 @@ endif
 # Else each process of pytest, Airflow and every program of a test compiles all that it imports again: a third of `make unit`.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-kubernetes test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -60,6 +60,10 @@ test-full: ready ## everything test does and the tests that take minutes (marker
 	@$(MAKE) --no-print-directory test-unit
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/e2e
 	@$(MAKE) --no-print-directory demo
+
+test-kubernetes: ready ## policies and adoption on an API server of KUBERNETES=v1.33.13, which is built first: ten minutes on two cores
+	@env $$($(BIN)/python -m localcluster.prepare --env --kubernetes $(or $(KUBERNETES),v1.33.13)) \
+	  $(BIN)/pytest $(BOTH_CORES) tests/unit/kueue/test_policy_*.py tests/unit/kueue/test_adoption.py
 
 test-gpu: $(STAMP) ## tests that need an NVIDIA GPU (driver 570 or newer), then figures; installs torch
 	@ls /dev/nvidia[0-9]* >/dev/null 2>&1 || { echo "make: no NVIDIA GPU on this machine (/dev/nvidia0)" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""One API server with the chart's policies for all tests that ask for it."""
+"""One API server with the chart's policies, and the pods' API, for all tests that ask for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from api_server import ApiServer, Policies, api_server
 from kueue_samples import PLATFORM, STORE_PODS
 from rendered import HELM, NO_HELM
+from sidecar_scene import certificate, served  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session")

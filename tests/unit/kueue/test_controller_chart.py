@@ -165,6 +165,7 @@ def test_the_controllers_rights_are_exactly_these():
         *((kueue, "workloads", verb) for verb in ("get", "list", "watch", "patch")),
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
         (kueue, "resourceflavors", "get"),
+        *(("", "namespaces", verb) for verb in ("get", "patch")),
         *(("", "nodes", verb) for verb in ("list", "watch")),
         ("", "events", "create"),
         *(("singularity.dev", "jobprogresses", verb) for verb in ("create", "list", "patch", "watch")),

@@ -1,6 +1,6 @@
-"""Pods, Jobs and annotations at random, near good ones: what a real API server admits is harmless, and is read.
+"""Pods, Jobs, annotations and a sidecar's requests at random, near good ones: what an API server admits is harmless.
 
-Ten minutes with the requests of a sidecar (`test_controller_api`); see `fuzz` for seed and time.
+What is said is read, or refused. Ten minutes together; see `fuzz` for seed and time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any
 import fuzz
 import pytest
 from api_server import TENANT, Policies
+from controller_scene import NS
 from kueue_samples import PLATFORM
 from pod_variants import GOOD as GOOD_PODS
 from pod_variants import Pod
+from sidecar_scene import COMMIT, HELLO
 from test_hostile_objects import GOOD, READERS, STATES
 from test_policy_mounts import containers, hit
 from test_policy_pods import job, pod
@@ -21,6 +23,7 @@ from test_policy_pods import job, pod
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.manifests import criu_probe
+from singularity_proxy.protocol.messages import CheckpointFailure, to_json
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(fuzz.SECONDS + 300)]
 DEFAULT = {
@@ -138,3 +141,26 @@ def test_whatever_an_annotation_says_it_is_read() -> None:
             raise AssertionError(f"{case}: {reader.__name__} of {notes!r}") from error
         tried += 1
     assert tried > fuzz.SECONDS
+
+
+async def test_whatever_a_sidecar_sends_it_gets_an_answer_and_others_are_heard(served):
+    good = {
+        "/v1/hello": HELLO, "/v1/commit": COMMIT, "/v1/failure": CheckpointFailure(NS, "train", 1, "stuck"),
+        "/v1/progress": HELLO, "/v1/damage": HELLO, "/v1/trial": HELLO, "/v1/result": HELLO, "/v1/outputs": HELLO,
+    }  # fmt: skip
+    statuses = set()
+    for case, chosen in fuzz.cases("requests"):
+        path = chosen.choice(sorted(good))
+        body = fuzz.text(chosen, to_json(good[chosen.choice([path, "/v1/commit", "/v1/failure"])]))
+        token = chosen.choice(["leader", "leader", "follower", "stranger", "old", ""])
+        if chosen.random() < 0.1:
+            name = chosen.choice(["attempt", "after", "job", "namespace"])
+            query = {"after": "x", name: fuzz.text(chosen, "1").strip("\x00")[:200]}
+            status, _ = await served.commands(token, **query)
+        else:
+            status, _ = await served.post(path, body, token)
+        assert status < 500 or status == 503, (case, path, token, body, status)
+        statuses.add(status)
+    assert {200, 400, 401} <= statuses, statuses
+    status, _ = await served.post("/v1/hello", HELLO, "follower")
+    assert status in (200, 202)

@@ -13,7 +13,7 @@ from typing import cast
 import aiohttp
 import pytest
 from aiohttp import web
-from test_controller_api import certificate, eventually  # noqa: F401 - the fixture
+from sidecar_scene import eventually
 
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api.probes import health_app, marked
@@ -112,7 +112,7 @@ async def test_silence_ends_a_connection_and_work_does_not() -> None:
 
 
 @pytest.fixture
-def contexts(certificate) -> tuple[ssl.SSLContext, ssl.SSLContext]:  # noqa: F811
+def contexts(certificate) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     crt, key = certificate
     server, client = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context(cafile=crt)
     server.load_cert_chain(crt, key)

@@ -10,7 +10,6 @@ import pytest
 from controller_scene import NS
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_api import certificate, served  # noqa: F401 - fixtures
 
 from kueue_integration.contract import attempt_records
 from kueue_integration.controller.sidecar_api import shortcut
@@ -78,7 +77,7 @@ def test_bytes_of_any_kind(data, place, cut):
 
 # --- over the wire ----------------------------------------------------------------------------------------------------
 @contextlib.asynccontextmanager
-async def connection(served, path):  # noqa: F811
+async def connection(served, path):
     port = int(served.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection(
         "localhost", port, ssl=ssl.create_default_context(cafile=str(path)), server_hostname="localhost"
@@ -102,7 +101,7 @@ def progress(step, **more):
 
 
 @pytest.fixture
-def short(served, monkeypatch):  # noqa: F811
+def short(served, monkeypatch):
     """How many requests took the short way."""
     found = []
     kept = shortcut.answer
@@ -110,7 +109,7 @@ def short(served, monkeypatch):  # noqa: F811
     return found
 
 
-async def test_notes_take_the_short_way_once_the_pod_and_the_phase_are_known(served, certificate, short):  # noqa: F811
+async def test_notes_take_the_short_way_once_the_pod_and_the_phase_are_known(served, certificate, short):
     token = served.tokens["leader"]
     async with connection(served, certificate[0]) as lines:
         answers = [await said(lines, request(progress(10), token))]
