@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -409,3 +410,16 @@ def test_the_launcher_asks_no_name_service() -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split()[-3:] == ["None", "None", "None"], done.stderr
+
+
+def test_the_charts_profile_has_four_calls_more_than_containerds_default(
+    profile: tuple[set[str], set[str], dict[str, int]],
+) -> None:
+    """For pods without any privilege: docs/project/decisions/0021-no-privilege.md says what each one is for."""
+    named, _, numbers = profile
+    found = json.loads((REPOSITORY / "charts/singularity/seccomp/no-privilege.json").read_text())
+    *_, clone3, added = found["syscalls"]
+    assert (clone3["names"], clone3["errnoRet"]) == (["clone3"], errno.ENOSYS)
+    assert added == {"names": ["kcmp", "mount", "setns", "unshare"], "action": "SCMP_ACT_ALLOW"}
+    default = {name for call in found["syscalls"][:-1] for name in call["names"]}
+    assert default & numbers.keys() == (named - {"unshare"} | {"clone3"}) & numbers.keys()
