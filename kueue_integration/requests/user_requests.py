@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from singularity_proxy.protocol import addresses, page
+from singularity_proxy.protocol import page
 from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
 from ..contract import attempt_records, branches, job_names, kinds
@@ -134,9 +134,7 @@ def crowded(ref: CheckpointRef | None, workers: int) -> str:
     """Why the ranks of a checkpoint have no room in so few pods, "" if they have, or that is not known."""
     if ref is None or workers >= ref.fewest:
         return ""
-    files = addresses.FILES in ref.crowded
-    fix = "write what differs to a volume" if files else "let each rank choose a port of its own"
-    return f"its ranks need {ref.fewest} pods ({ref.crowded}): {fix}"
+    return f"its ranks need {ref.fewest} pods ({ref.crowded}): let each rank choose a port of its own"
 
 
 def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:

@@ -55,7 +55,7 @@ def test_a_jobset_of_before_the_switch_says_what_lets_it_go_on(rows: Rows, tmp_p
     training.until_steps(5)
     assert training.look().privileges == NODE
     faults.upgrade(pods__privileges=USER_NAMESPACE)
-    assert "--set pods.privileges=auto" in ctl(rows, "doctor", code=1)
+    assert "--set pods.privileges=auto" in ctl(rows, "doctor", code=3)
     ctl(rows, "migrate", "before", "--flavor", "spot")
     training.until_ended(1)
 

@@ -28,7 +28,7 @@ from .paths import Paths
 from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
 from .refusal import Refusals
-from .snapshot import ended, image, outputs, standstill, views
+from .snapshot import ended, image, outputs, standstill
 from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
@@ -464,7 +464,7 @@ class Supervisor:
 
     def _occupied(self, command: LauncherCommand, ranks: Iterable[int]) -> list[Occupied]:
         folders = {rank: self.paths.image(command.checkpoint_id, rank) for rank in ranks if not command.trial}
-        held = {rank: [*views.named(folder), *image.occupied(folder)] for rank, folder in folders.items()}
+        held = {rank: image.occupied(folder) for rank, folder in folders.items()}
         return [Occupied(rank, texts[: addresses.MOST]) for rank, texts in held.items() if texts]
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:

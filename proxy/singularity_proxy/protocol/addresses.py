@@ -1,6 +1,5 @@
 """Addresses of a pod that its ranks hold, such as `tcp 127.0.0.1:80` or `unix @name` (an abstract one), and in how few
-pods all ranks have room. In a user namespace also what the pod's files are: ranks that see others cannot share one
-there. Pure."""
+pods all ranks have room. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from typing import Final
 from . import placement
 
 UNIX: Final = "unix "
-FILES: Final = "files "
 MOST: Final = 64
 """Addresses of a rank that are looked at."""
 NEAR: Final = 16
@@ -18,9 +16,7 @@ NEAR: Final = 16
 
 
 def clash(one: str, other: str) -> bool:
-    """Whether a pod has room for only one of both: a network without SO_REUSEPORT (with `>`: connections), or files."""
-    if one.startswith(FILES) and other.startswith(FILES):
-        return one != other
+    """Whether a network has room for only one of both (without SO_REUSEPORT). With `>`: connections."""
     if _whole(one) or _whole(other):
         return one == other
     (host, port), (other_host, other_port) = (text.rsplit(":", 1) for text in (one, other))
@@ -31,8 +27,8 @@ def clash(one: str, other: str) -> bool:
 
 
 def _whole(address: str) -> bool:
-    """It has no port: none of another kind clashes with it."""
-    return address.startswith((UNIX, FILES)) or ">" in address
+    """There is no other that clashes with it than the same."""
+    return address.startswith(UNIX) or ">" in address
 
 
 def fewest_pods(world_size: int, workers: int, held: Mapping[int, Sequence[str]]) -> tuple[int, str]:
@@ -50,18 +46,11 @@ def fewest_pods(world_size: int, workers: int, held: Mapping[int, Sequence[str]]
     return 1, ""
 
 
-def _group(address: str) -> str:
-    """Only addresses of one group can clash."""
-    if address.startswith(FILES):
-        return FILES
-    return address if _whole(address) else address.rsplit(":", 1)[1]
-
-
 def _pairs(held: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
     groups: dict[str, list[tuple[int, str]]] = {}
     for rank in sorted(held):
         for text in held[rank][:MOST]:
-            groups.setdefault(_group(text), []).append((rank, text))
+            groups.setdefault(text if _whole(text) else text.rsplit(":", 1)[1], []).append((rank, text))
     for group in groups.values():
         for place, one in enumerate(group):
             for other in group[place + 1 : place + 1 + NEAR]:

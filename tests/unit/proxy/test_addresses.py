@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from singularity_proxy.protocol import addresses, placement
 
-FILES = [f"{addresses.FILES}1a", f"{addresses.FILES}2b"]
-Address = st.sampled_from(["tcp 127.0.0.1:80", "tcp 0.0.0.0:80", "unix @a", "unix @b:80", *FILES])
+Address = st.sampled_from(["tcp 127.0.0.1:80", "tcp 0.0.0.0:80", "unix @a", "unix @b:80"])
 Held = st.dictionaries(st.integers(0, 7), st.lists(Address, max_size=2))
 
 

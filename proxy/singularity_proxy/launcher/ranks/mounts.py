@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...protocol import user_namespace
 from . import libc
 
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
@@ -95,16 +96,18 @@ def conceal(folder: Path, features: bytes, run: Path = Path("/run")) -> None:
 def overlay(folder: Path) -> Path:
     """Our root file system with changes of its own, which lie below `folder`. Returns where it is mounted.
 
-    Without the volumes that are mounted in it (`enter`). Raises OSError.
+    Without the volumes that are mounted in it (`enter`). In a user namespace the kernel tells CRIU which file is mapped
+    by its number alone: there numbers say from which layer a file is (`xino`, images/criu/0004). Raises OSError.
     """
     top, work, target = folder / "upper", folder / "work", folder / "root"
     for made in (top, work, target):
         made.mkdir(parents=True)
     folder.parent.chmod(0o700)
+    numbers = ",xino=on" if user_namespace.inside() else ""
     like = Path("/").stat()
     os.chown(top, like.st_uid, like.st_gid)
     top.chmod(like.st_mode & 0o7777)
-    _mount("overlay", target, 0, "overlay", f"lowerdir=/,upperdir={top},workdir={work}")
+    _mount("overlay", target, 0, "overlay", f"lowerdir=/,upperdir={top},workdir={work}{numbers}")
     return target
 
 

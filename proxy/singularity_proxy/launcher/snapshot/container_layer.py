@@ -7,7 +7,6 @@ Mounted volumes are not included. Deleted files of the image are not recorded ei
 from __future__ import annotations
 
 import filecmp
-import hashlib
 import os
 import re
 import stat
@@ -117,19 +116,6 @@ def unpack(archive: Path, root: Path, mounted: Iterable[str] = ()) -> None:
             if any(path == point or path.startswith(f"{point}/") for point in points):
                 raise RestoreError(f"{path} was a file of the container at the checkpoint, and is in a volume here")
             image.extract(tar, member, root)
-
-
-def digest(archive: Path) -> str:
-    """Hexadecimal text that two archives have in common if they have the same files, other than in times. Raises
-    RestoreError."""
-    found = hashlib.sha256()
-    with image.opened(archive) as tar:
-        for member in sorted(tar, key=lambda each: each.name):
-            found.update(repr((member.name, *_looks(member))).encode())
-            content = tar.extractfile(member) if member.isreg() else None
-            while content is not None and (data := content.read(_PIECE)):
-                found.update(data)
-    return found.hexdigest()
 
 
 def alike(archives: Mapping[int, Path]) -> list[list[int]]:

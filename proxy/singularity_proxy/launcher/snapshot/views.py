@@ -11,20 +11,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ...protocol import addresses, user_namespace
 from ..errors import RestoreError
 from ..ranks import mounts
 from ..ranks.slot import ROOT
-from . import container_layer, image
-
-
-def named(folder: Path) -> list[str]:
-    """Return the name of the files that the rank of this image sees, as `addresses` compares it: in a user namespace,
-    where ranks with other files cannot share a pod. Raises RestoreError."""
-    archive = folder / image.LAYER_TAR
-    if not user_namespace.inside() or not archive.exists():
-        return []
-    return [f"{addresses.FILES}{container_layer.digest(archive)[:8]}"]
+from . import container_layer
 
 
 def unpack(archives: Mapping[int, Path], folder: Path, volumes: Iterable[str]) -> dict[int, Path]:
@@ -36,11 +26,6 @@ def unpack(archives: Mapping[int, Path], folder: Path, volumes: Iterable[str]) -
     Raises RestoreError.
     """
     groups, points = container_layer.alike(archives), list(volumes)
-    if len(groups) > 1 and user_namespace.inside():
-        raise RestoreError(
-            f"{_apart(archives, groups)}, and in a user namespace they could not be saved again. Run the job on as "
-            "many pods as it was saved on, or write what differs below the working directory or to a volume"
-        )
     found = {}
     for number, group in enumerate(groups):
         root = ROOT if len(groups) == 1 else _view(folder / str(number), archives, groups)
@@ -54,13 +39,10 @@ def _view(folder: Path, archives: Mapping[int, Path], groups: list[list[int]]) -
     try:
         return mounts.overlay(folder)
     except OSError as error:
+        one, other = groups[0][0], groups[1][0]
+        path = container_layer.difference(archives[one], archives[other])
         raise RestoreError(
-            f"{_apart(archives, groups)}, and no overlay can be mounted here to keep both ({error}). Run the job on as "
-            "many pods as it was saved on, or write below the working directory"
+            f"ranks {one} and {other} come from two pods whose file {path} is not the same, and no overlay can be "
+            f"mounted here to keep both ({error}). Run the job on as many pods as it was saved on, or write below the "
+            "working directory"
         ) from None
-
-
-def _apart(archives: Mapping[int, Path], groups: list[list[int]]) -> str:
-    one, other = groups[0][0], groups[1][0]
-    path = container_layer.difference(archives[one], archives[other])
-    return f"ranks {one} and {other} come from two pods whose file {path} is not the same"
