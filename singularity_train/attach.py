@@ -21,6 +21,7 @@ from .host import Host, of_environment
 from .job import Job
 from .parts import Parts, bare, named
 from .reach import Reach, refuse
+from .rehearsal import Rehearsal
 from .streams import StreamSource
 
 _current: weakref.ref[Job] | None = None
@@ -45,6 +46,7 @@ def attach(
     buffers: str = "first",
     threads: int | None = None,
     require_exact: bool = False,
+    rehearse: bool = True,
     directory: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     host: Host | None = None,
@@ -72,12 +74,14 @@ def attach(
     :param threads: of torch in one operation. Default: as in the checkpoint, else as on rank 0
     :param require_exact: refuse to train where other bits are certain. What the library cannot know is not refused:
         the verdict is `unchecked` at best
+    :param rehearse: compute one of the first steps again from what a checkpoint has, on copies, and refuse to train on
+        if loss or gradients differ. Only with virtual ranks
     :param directory: folder for checkpoints, the same for all ranks. Default: SINGULARITY_TRAIN_DIR, else none. Not
         used in managed pods, which keep the job's checkpoints in its store
     :param save_every: steps between two checkpoints. One more is made at a stop and at the end
     :param host: what runs the job; default: the one that the environment names, else the environment and signals
     :raises UsageError: called twice, after the first step, or with arguments that cannot work. Here or in the first
-        step: state changes while it trains, and would be lost
+        steps: state changes while it trains, and would be lost
     :raises DataError: data that cannot be read like this, or another data set than the checkpoint's
     :raises ContractError: other words than the checkpoint's
     :raises ModelChangedError: other parameters than the checkpoint's
@@ -130,7 +134,8 @@ def attach(
         parts, limits = Parts(models, optimizers, more), (steps, epochs, save_every)
         reach = Reach(parts)
         own, start = (checkpoints_of(each) for each in (host.directory(), host.start()))
-        job = Job(parts, source, engine, words, host, own, limits, reach)
+        rehearsal = Rehearsal(parts, seed, (host, source, dataset)) if rehearse and virtual_ranks is not None else None
+        job = Job(parts, source, engine, words, host, own, limits, reach, rehearsal)
         job._restore(own if start is None else start, threads, require_exact, expected=start is not None)
         if start is not None:
             start.close()

@@ -249,9 +249,7 @@ def turned(epoch: int, offset: int, step: int, samples: int) -> tuple[int, int]:
 class KeyedBatches:
     """A batch sampler without an end: lists of ``(epoch, index)``, for the virtual ranks of a share in turn."""
 
-    def __init__(
-        self, orders: Orders, loading: Loading, share: range, total: int, position: tuple[int, int]
-    ) -> None:
+    def __init__(self, orders: Orders, loading: Loading, share: range, total: int, position: tuple[int, int]) -> None:
         self._orders, self._loading = orders, loading
         self._share, self._total, self._position = share, total, position
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,16 @@ class Outcome:
 
     loss: float
     asked: list[bool]
+
+
+class Watch(Protocol):
+    """Looks on at one call of the script's function."""
+
+    def begin(self, rank: int, batch: Any) -> None:
+        """Before the call with the batch of a virtual rank."""
+
+    def end(self, loss: Any, scale: Any) -> None:
+        """After its backward pass. :param scale: that the loss was scaled with; None: it was not"""
 
 
 def measured(result: Any) -> tuple[Any, Any]:
@@ -94,7 +104,10 @@ class VirtualRanks:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor, 0)
 
-    def backward(self, compute: Compute, turn: Turn, batches: Read, wishes: Sequence[bool]) -> Outcome:
+    def backward(
+        self, compute: Compute, turn: Turn, batches: Read, wishes: Sequence[bool], watch: Watch | None = None
+    ) -> Outcome:
+        """:param watch: looks on at the first virtual rank of this worker"""
         kept = self._look(turn)
         self._buffers.begin()
         device = self._parameters[0].device
@@ -103,6 +116,9 @@ class VirtualRanks:
         used = [False] * len(self._parameters)
         for rank in self.share:
             batch = batches.batch(rank)
+            first = watch if rank == self.share.start else None
+            if first is not None:
+                first.begin(rank, batch)
             rng.seed(self._seed, *drawn(turn, rank))
             sent = self._collectives()
             loss, weight = measured(compute(batch))
@@ -115,6 +131,8 @@ class VirtualRanks:
                     "virtual_ranks a worker computes several batches, others at the same time another number of them. "
                     "Leave virtual_ranks out, or compute the loss of one batch alone."
                 )
+            if first is not None:
+                first.end(loss, None if self._scaler is None else self._scaler.scale(torch.ones_like(loss)).detach())
             self._buffers.forward_done(rank)
             averaged: reduce.Values = [buffer.detach().clone() for buffer in self._buffers.averaged]
             self._buffers.rewind()
@@ -205,7 +223,9 @@ class Framework:
     def agree(self) -> None:
         """The framework has done it."""
 
-    def backward(self, compute: Compute, turn: Turn, batches: Read, wishes: Sequence[bool]) -> Outcome:
+    def backward(
+        self, compute: Compute, turn: Turn, batches: Read, wishes: Sequence[bool], watch: Watch | None = None
+    ) -> Outcome:
         if not turn[1]:
             for model in self._models:
                 for parameter in model.parameters():
@@ -214,10 +234,12 @@ class Framework:
         rng.seed(self._seed, *drawn(turn, self.share.start))
         loss, weight = measured(compute(batch))
         device = loss.device
-        sums = torch.cat([
-            figures(loss, weight, device),
-            torch.tensor([*map(float, wishes)], dtype=torch.float32, device=device),
-        ])
+        sums = torch.cat(
+            [
+                figures(loss, weight, device),
+                torch.tensor([*map(float, wishes)], dtype=torch.float32, device=device),
+            ]
+        )
         if self._workers > 1:
             dist.all_reduce(sums)
         total, all_weight, *asked = sums.tolist()

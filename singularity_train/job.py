@@ -20,6 +20,7 @@ from .handed import Handed, Order
 from .host import Host
 from .parts import Parts, pack, unpack
 from .reach import Reach
+from .rehearsal import Rehearsal
 from .step import Progress, Step
 
 FORMAT = 1
@@ -43,6 +44,7 @@ class Job:
         checkpoints: Any,
         limits: tuple[int | None, int | None, int | None],
         reach: Reach,
+        rehearsal: Rehearsal | None,
     ) -> None:
         self._parts, self._source, self._engine, self._words = parts, source, engine, words
         self._host, self._checkpoints = host, checkpoints
@@ -56,7 +58,7 @@ class Job:
         """Whether any rank was asked to stop; the ranks learn it in the same step."""
         self.reasons: list[contract.Reason] = []
         """Why the losses differ from those of a run that was never moved, as far as the library can know."""
-        self._reach = reach
+        self._reach, self._rehearsal = reach, rehearsal
         self._metrics: dict[str, float] = {}
         self._loss: float | None = None
         self._open: Step | None = None
@@ -76,6 +78,12 @@ class Job:
     def inexact(self) -> list[str]:
         """Sentences: why the verdict is not `exact`; empty where nothing is known."""
         return [each.text for each in self.reasons]
+
+    @property
+    def rehearsed(self) -> int | None:
+        """The step of this attempt that was computed again from what a checkpoint has, with the same bits. None: none,
+        so far or because it could not be copied; the log says why."""
+        return None if self._rehearsal is None else self._rehearsal.step
 
     @property
     def epoch(self) -> int | None:
@@ -135,6 +143,7 @@ class Job:
                 if not step.done:
                     raise UsageError(f"step {step.number}: its body ended without step.backward. Call it in each step.")
                 self._open = None
+                self._rehearse(step)
                 self._boundary()
             self._write()
             self._handed.wait()  # the script may end the process group next, which the save needs
@@ -157,7 +166,8 @@ class Job:
         self._wants_save = False
         self._reach.begin_step()
         self._batches = Read(self._source)
-        outcome = self._engine.backward(compute, (step.number, 0), self._batches, wishes)
+        watch = None if self._rehearsal is None else self._rehearsal.watch(step, compute)
+        outcome = self._engine.backward(compute, (step.number, 0), self._batches, wishes, watch)
         # What the body draws is the same on all ranks, however many virtual ranks they have.
         rng.seed(self._words.seed, "after", step.number)
         self._source.advance()
@@ -165,6 +175,17 @@ class Job:
         self._loss = outcome.loss
         self.stop_requested, self._saving, self._ended = outcome.asked
         return outcome.loss
+
+    def _rehearse(self, step: Step) -> None:
+        """:raises UsageError: on all ranks, if one of them cannot compute a step again from what a checkpoint has"""
+        if self._rehearsal is None or not self._rehearsal.due(step):
+            return
+        told = next(filter(None, reduce.gathered(self._rehearsal.play(step))), "")
+        if told:
+            raise UsageError(f"step.backward: {told}")
+        if self.rank == 0:
+            done = self._rehearsal.step
+            log.info("rehearsal: %s", self._rehearsal.why if done is None else f"step {done} has the same bits")
 
     def _boundary(self) -> None:
         """Between two steps: the update is made, the position is that of the next step."""

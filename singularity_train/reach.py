@@ -184,16 +184,16 @@ def _versions(module: Any) -> list[tuple[int, int]]:
 def _mark(tensor: Any) -> tuple[int, Any]:
     """Changes with the values of a small tensor; a large one is known by how often it was written."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return (0, _sum(local)) if local.numel() <= 1 << 20 else (id(tensor), tensor._version)
+    return (0, fingerprint(local)) if local.numel() <= 1 << 20 else (id(tensor), tensor._version)
 
 
 def _content(state: Any) -> list[Any]:
     """A short text for what a state dictionary says, the same wherever the same tensors are."""
     whole = (each for each in _tensors(state, DEPTH) if not hasattr(each, "placements"))
-    return [(list(each.shape), str(each.dtype), _sum(each)) for each in whole]
+    return [(list(each.shape), str(each.dtype), fingerprint(each)) for each in whole]
 
 
-def _sum(tensor: Any) -> int:
+def fingerprint(tensor: Any) -> int:
     """Of its bits, in pieces: it does not depend on an order."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.is_complex() or flat.dtype.is_floating_point or flat.dtype == torch.bool:

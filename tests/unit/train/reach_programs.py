@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from error_programs import run, small, tried
-from job_programs import Samples, loss_of
+from job_programs import Samples, digest, loss_of
 from torch import nn
 
 import singularity_train
@@ -217,3 +217,84 @@ def parallel(rank: int, world: int) -> list[Any]:
     parallelize_module(cut, init_device_mesh("cpu", (world,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(sharded, mesh=init_device_mesh("cpu", (world,)))
     return [tried(lambda model=model: run(model, virtual_ranks=None)) for model in (cut, sharded)]
+
+
+class Memory:
+    """What a function may keep between two calls."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(4)
+        self.made = torch.Generator().manual_seed(3)
+        self.numbers: list[Any] = []
+
+
+def rehearsed(rank: int, world: int, case: str, rehearse: bool = True, steps: int = 5) -> dict[str, Any]:
+    """A training whose function reads more than the model."""
+    torch.manual_seed(1)
+    model: Any = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    teacher, memory, kept, hidden = copy.deepcopy(model), Memory(), {"queue": [torch.zeros(4)]}, torch.zeros(4)
+    generator, extra, anew, calls = torch.Generator().manual_seed(1), {}, torch.zeros(4), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if case == "scaler" else None
+    beta = 0.0
+    if case == "attached teacher":
+        extra["teacher"] = teacher
+
+    def closure(batch: Any) -> Any:
+        nonlocal hidden
+        out = model(batch[1])
+        hidden = (0.5 * hidden + out.mean(0)).detach()
+        return (out + hidden).pow(2).mean()
+
+    def queued(batch: Any) -> Any:
+        out = model(batch[1])
+        kept["queue"] = [*kept["queue"][-2:], out.mean(0).detach()]
+        return (out - torch.stack(kept["queue"]).mean(0)).pow(2).mean()
+
+    def helped(batch: Any) -> Any:
+        return out_of(batch, memory)
+
+    def out_of(batch: Any, memory: Memory) -> Any:
+        out = model(batch[1])
+        memory.hidden = (memory.hidden + out.mean(0)).detach()
+        return (out * memory.hidden).mean()
+
+    def taught(batch: Any) -> Any:
+        with torch.no_grad():
+            wanted = teacher.eval()(batch[1])
+        return (model(batch[1]) - wanted).pow(2).mean()
+
+    def counted(batch: Any) -> Any:
+        calls.append(len(batch[1]))
+        memory.numbers.append(torch.ones(1))
+        return loss_of(model, batch)
+
+    computes: dict[str, Any] = {
+        "closure": closure, "queue": queued, "helper": helped, "teacher": taught, "attached teacher": taught,
+        "generator": lambda batch: (model(batch[1] + torch.randn(16, generator=generator))).pow(2).mean(),
+        "generator of an object": lambda batch: (model(batch[1]) * torch.rand(4, generator=memory.made)).mean(),
+        "counter": counted, "by step": lambda batch: loss_of(model, batch) * (1 + beta),
+        "step": lambda batch: loss_of(model, batch) * (1 + step.number),
+        "made by the body": lambda batch: (model(batch[1]) + anew).pow(2).mean(),
+        "plain": lambda batch: (loss_of(model, batch) * 2, 2), "scaler": lambda batch: loss_of(model, batch),
+    }  # fmt: skip
+    compute = computes[case]
+    losses = []
+    with singularity_train.attach(
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=4, steps=steps,
+        extra=extra, rehearse=rehearse, scaler=scaler,
+    ) as job:  # fmt: skip
+        for step in job:
+            beta, anew = step.number / 10, torch.rand(4)
+            losses.append(step.backward(compute).item())
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            if "teacher" in case:
+                with torch.no_grad():
+                    for mine, new in zip(teacher.parameters(), model.parameters(), strict=True):
+                        mine.lerp_(new, 0.5)
+    assert job.rehearsed == (1 if rehearse else None)
+    return {"losses": losses, "calls": len(calls), "state": digest(model.state_dict())}

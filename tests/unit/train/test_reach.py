@@ -63,3 +63,38 @@ def test_tensor_parallel_is_refused_and_fully_sharded_is_not(nursery: Nursery) -
     for cut, sharded in nursery.run(2, "reach_programs:parallel"):
         assert cut[0] == "UsageError" and "cut by tensor parallelism" in cut[1]
         assert sharded == ["step", 3], sharded
+
+
+HIDDEN = {
+    "closure": "hidden", "queue": "kept['queue'][0]", "helper": "memory.hidden", "teacher": "a copy of the model",
+    "generator": "which changes|something that changes", "generator of an object": "something that changes",
+}  # fmt: skip
+"""State that only the function knows, and what the message names."""
+ANEW = ["attached teacher", "counter", "by step", "step", "made by the body", "plain", "scaler"]
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_step_that_a_checkpoint_cannot_repeat_ends_the_training(nursery: Nursery, case: str) -> None:
+    (found,) = nursery.ask(1, "reach_programs:rehearsed", case=case)
+    assert found["raised"] == "UsageError", found
+    assert any(each in found["message"] for each in HIDDEN[case].split("|")), found["message"]
+    if case != "teacher":
+        assert "step 1, computed again from what a checkpoint has" in found["message"]
+        (allowed,) = nursery.run(1, "reach_programs:rehearsed", case=case, rehearse=False)
+        assert len(allowed["losses"]) == 5
+
+
+@pytest.mark.parametrize("case", ANEW)
+def test_a_rehearsal_leaves_no_trace(nursery: Nursery, case: str) -> None:
+    """What the body makes for each step is that of the recorded one, and the training does not see the copies."""
+    for world in (1, 2):
+        for with_, without in zip(
+            *(nursery.run(world, "reach_programs:rehearsed", case=case, rehearse=each) for each in (True, False)),
+            strict=True,
+        ):
+            assert with_ == without
+
+
+def test_all_ranks_learn_of_a_difference(nursery: Nursery) -> None:
+    for found in nursery.ask(2, "reach_programs:rehearsed", case="closure", grace_s=30):
+        assert found["raised"] == "UsageError" and "computed again" in found["message"], found
