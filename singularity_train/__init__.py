@@ -14,7 +14,7 @@ in the wheel and in managed pods.
   buffers     running statistics                      engines    one step's gradients
   contract    what must be equal for equal bits       parts      what a checkpoint holds
   host        the seam to whoever runs the job        storage    checkpoints on disk
-  reach       what a checkpoint would lose               rehearsal  a step computed again from it
+  reach       what a checkpoint would lose            rehearsal  a step computed again from one
   portable    checkpoints as others read them         frameworks adapters; each needs its framework
 """
 

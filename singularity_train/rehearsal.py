@@ -103,10 +103,7 @@ class Rehearsal:
             rng.seed(self._seed, *drawn((record.step.number, 0), record.rank))
             loss, _ = measured(compute(record.batch))
             (loss if record.scale is None else loss * record.scale).backward()
-        found = {
-            name: None if each.grad is None else fingerprint(each.grad)
-            for name, each in Parts(twins, {}, {}).parameters().items()
-        }
+        found = _gradients(Parts(twins, {}, {}))
         value = loss.item()
         if (value == record.loss or value != value) and found == record.gradients:
             self.step, self.why = record.step.number, ""
@@ -166,9 +163,7 @@ class _Record:
     def end(self, loss: Any, scale: Any) -> None:
         """After its backward pass, whose gradients no other has been added to."""
         self.loss, self.scale = loss.item(), scale
-        self.gradients = {
-            name: None if each.grad is None else fingerprint(each.grad) for name, each in self._parts.parameters().items()
-        }
+        self.gradients = _gradients(self._parts)
         after = _Variables(self.compute).values
         self.written = {name for name, value in self.before.items() if after.get(name) is not value}
 
@@ -252,6 +247,10 @@ class _Variables:
             if id(value) in known or id(getattr(value, "_orig_mod", value)) in known:
                 del self.values[name]
         return [path for path, mark in self.marks().items() if marks.get(path) != mark]
+
+
+def _gradients(parts: Parts) -> dict[str, Any]:
+    return {name: None if each.grad is None else fingerprint(each.grad) for name, each in parts.parameters().items()}
 
 
 def _generator(source: torch.Generator) -> torch.Generator:
