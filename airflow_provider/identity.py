@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.resources import annotation, is_true
 from singularity_proxy.protocol import decode, names
 
@@ -94,6 +95,8 @@ class Claim:
     """Logical date of the Dag run, or the moment from which it may run, where it has none: Unix seconds."""
     keeps: bool = False
     """A later Job may begin with a checkpoint of this one."""
+    detached: bool = False
+    """No task waits for it, and none ends it but a later one of the same name (`wait=False`)."""
 
     @property
     def identity(self) -> str:
@@ -159,18 +162,20 @@ def decide(
     remembers: bool = False,
     at: float | None = None,
     keeps: bool = False,
+    detached: bool = False,
 ) -> Decision:
     """What a starting try has to do.
 
     :param jobs: those with this owner's label that belong to `deployment`
     :param record: what Airflow remembers
     :param remembers: whether Airflow would remember a Job of this Dag run: asked before the Job is made
-    :param at, keeps: of the claim on a new Job
+    :param at, keeps, detached: of the claim on a new Job
     """
 
     def fresh(generation: int, why: str) -> Decision:
         name = job_name(prefix, key, generation, deployment)
-        claim = Claim(key, generation, now, namespace, name, deployment=deployment, at=at, keeps=keeps)
+        own = {"deployment": deployment, "at": at, "keeps": keeps, "detached": detached}
+        claim = Claim(key, generation, now, namespace, name, **own)  # type: ignore[arg-type]
         return Decision(claim, False, _unfinished(jobs, keep=None), why)
 
     claims = {job["metadata"]["uid"]: Claim.of_job(job) for job in jobs}
@@ -193,6 +198,8 @@ def decide(
         return fresh(highest + 1, f"Job {latest.name} of an earlier try is being deleted")
     if is_true(job, "Failed"):
         return fresh(highest + 1, f"Job {latest.name} of an earlier try failed")
+    if lifecycle.ends(job) and not is_true(job, "Complete"):
+        return fresh(highest + 1, f"Job {latest.name} of an earlier try was ended")
     state = "has finished" if is_true(job, "Complete") else "is alive"
     return Decision(latest, True, _unfinished(jobs, keep=latest.uid), f"Job {latest.name} {state}: adopted")
 
@@ -208,9 +215,10 @@ class Look:
     remembers: bool = False
     at: float | None = None
     keeps: bool = False
+    detached: bool = False
 
     def decide(self, namespace: str, jobs: Sequence[Mapping[str, Any]], record: Claim | None) -> Decision:
-        own = self.deployment, self.remembers, self.at, self.keeps
+        own = self.deployment, self.remembers, self.at, self.keeps, self.detached
         return decide(self.key, self.now, namespace, self.prefix, jobs, record, *own)
 
 

@@ -20,7 +20,7 @@ from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
 from kueue_integration.spec import engine, platform_config
 
-from . import cluster, compat, ending, parameters, pod_words, start_point, submission
+from . import cluster, compat, ending, parameters, pod_words, start_point, submission, waiting
 from .exceptions import (
     ClusterUnreachableError,
     InvalidTrainingError,
@@ -51,6 +51,7 @@ from .reporting import TrainingReporter
 from .triggers import USER_STATES, SingularityJobTrigger
 
 DeletionPolicy = Literal["never", "on_success", "always"]
+TTL = datetime.timedelta(days=7)
 RETRY_AFTER_S = 30.0
 REMOVE_WAIT_S = 60.0
 _GONE_FOR_GOOD = (
@@ -108,10 +109,12 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: interval of checkpoints after which the job trains on: `"300s"`, `"10m"`, a number of
         seconds, `"500 steps"` or `"auto"`; default off (templated)
-    :param start_from: checkpoint to begin with, instead of step 0. `"earlier run"` takes this task's newest checkpoint
-        before a clear or a failure, else the newest of the latest earlier Dag run (by logical date) that has ended;
-        `"JOB"` takes the newest of another job of the namespace; `"JOB/CHECKPOINT"`, or an id alone, names one. With
-        the process engine another command or environment is refused (templated)
+    :param start_from: checkpoint to begin with. `"last try"`, the default with `checkpoint_every`, takes this task's
+        newest checkpoint before a failure or a timeout, and none after a clear. `"step 0"`, else the default, is none.
+        `"earlier run"` takes this task's newest checkpoint before a clear or a failure, else the newest of the latest
+        earlier Dag run (by logical date) that has ended; `"JOB"` takes the newest of another job of the namespace;
+        `"JOB/CHECKPOINT"`, or an id alone, names one. With the process engine another command or environment is refused
+        (templated)
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
         the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
     :param checkpoint_memory: memory of each pod, beside that of the ranks, into which a checkpoint goes from which the
@@ -142,7 +145,14 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     :param get_logs: copy the output of rank 0 to the task log while the task is deferred
     :param logging_interval: seconds between two looks at this output
     :param log_max_lines: largest number of these lines in the task log; the last line says how to read the rest
-    :param deletion_policy: whether the ended Job is deleted: `never`, `on_success`, `always`
+    :param deletion_policy: whether the ended Job is deleted at once: `never`, `on_success`, `always`
+    :param ttl: how long an ended Job stays otherwise, with the record of its checkpoints; `"never"` for ever. Default:
+        7 days, and for ever with `start_from="earlier run"`
+    :param deferrable: whether the task defers while it waits. False: it holds its worker slot
+    :param wait: False: the task ends when the Job is submitted, and its value is `{"namespace", "name", "uid"}`. Then
+        nobody deletes the Job when the task is marked or its run is deleted; a clear does
+    :param queue_timeout: longest time in the queue before the first admission; one that takes longer fails the try, and
+        its Job is ended. Default: no limit
     :param preemption_alert: number of preemptions after which the task log has a warning and `lineage` has
         `preemption_alert: true`; default: never. Preemptions are unlimited and use no retry
     :param api_outage_tolerance: how long an unreachable Kubernetes API is ridden out without using a retry
@@ -221,6 +231,10 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         logging_interval: float = 10.0,
         log_max_lines: int = 10_000,
         deletion_policy: DeletionPolicy = "never",
+        ttl: datetime.timedelta | Literal["never"] | None = None,
+        deferrable: bool = True,
+        wait: bool = True,
+        queue_timeout: datetime.timedelta | None = None,
         preemption_alert: int | None = None,
         api_outage_tolerance: datetime.timedelta = datetime.timedelta(hours=1),
         **kwargs: Any,
@@ -272,6 +286,10 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         self.logging_interval = logging_interval
         self.log_max_lines = log_max_lines
         self.deletion_policy = deletion_policy
+        self.ttl = ttl
+        self.deferrable = deferrable
+        self.wait = wait
+        self.queue_timeout = queue_timeout
         self.preemption_alert = preemption_alert
         self.api_outage_tolerance = api_outage_tolerance
         self._kill_requested = False
@@ -282,6 +300,13 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
             raise ValueError(
                 f"deletion_policy = {deletion_policy!r}: must be one of {', '.join(get_args(DeletionPolicy))}"
             )
+        for name in ("deferrable", "wait"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be True or False")
+        if self.queue_timeout is not None:
+            parameters.duration("queue_timeout", self.queue_timeout)
+        if self.ttl not in (None, "never"):
+            parameters.duration("ttl", self.ttl)
         parameters.number("preemption_alert", preemption_alert, 0, "")
         parameters.number("max_preemptions", max_preemptions, 0, " for no limit")
         parameters.exit_codes(resume_on_exit_codes, skip_on_exit_code, fail_on_exit_codes)
@@ -317,24 +342,49 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
             raise SingularityProviderError(str(error)) from error
         if finished is not None:
             return self.execute_complete(context, finished)
-        limit = self.execution_timeout
-        self.defer(
-            trigger=SingularityJobTrigger(
-                conn_id=self.kubernetes_conn_id,
-                namespace=claim.namespace,
-                name=claim.name,
-                uid=str(claim.uid),
-                # Airflow does not enforce execution_timeout while a task is deferred.
-                deadline=None if limit is None else time.time() + limit.total_seconds(),
-                preemption_alert=self.preemption_alert,
-                max_preemptions=self.max_preemptions,
-                get_logs=self.get_logs,
-                logging_interval=self.logging_interval,
-                log_max_lines=self.log_max_lines,
-            ),
-            method_name="execute_complete",
+        if not self.wait:
+            return dict(self.shown_job or {})
+        trigger = self._trigger(claim)
+        if self.deferrable:
+            self.defer(trigger=trigger, method_name="execute_complete")
+        return self.execute_complete(context, waiting.here(trigger, context["ti"], lambda: self._look(context, claim)))
+
+    def _trigger(self, claim: Claim) -> SingularityJobTrigger:
+        now = time.time()
+        # Airflow does not enforce execution_timeout while a task is deferred, and knows of no queue.
+        limits = (self.execution_timeout, self.queue_timeout)
+        whole, queue = (None if limit is None else now + limit.total_seconds() for limit in limits)
+        return SingularityJobTrigger(
+            conn_id=self.kubernetes_conn_id,
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=str(claim.uid),
+            deadline=whole,
+            preemption_alert=self.preemption_alert,
+            max_preemptions=self.max_preemptions,
+            get_logs=self.get_logs,
+            logging_interval=self.logging_interval,
+            log_max_lines=self.log_max_lines,
+            queue_deadline=queue,
         )
-        raise AssertionError("defer raises")
+
+    def _look(self, context: Any, claim: Claim) -> None:
+        """Whether the task that waits in a worker is still wanted, once somebody has sent a signal."""
+        if self._kill_requested:
+            self._end_if_unwanted(cluster.connect(self.kubernetes_conn_id)[0], context["ti"], claim)
+            self._kill_requested = False
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a retry begins with a checkpoint of the try before."""
+        return start_point.of_the_last_try(self.start_from, self.checkpoint_every)
+
+    @property
+    def ttl_s(self) -> int | None:
+        """Of the Job, seconds."""
+        if self.ttl == "never" or (self.ttl is None and start_point.of_an_earlier_run(self.start_from)):
+            return None
+        return round((self.ttl or TTL).total_seconds())
 
     def _take_template(self) -> None:
         if self.idle_words:
@@ -356,13 +406,14 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         now = Try(ti.try_number, ti.max_tries, compat.clear_number(context), cleared_try(store))
         past = remembered(store, key)
         record = past.claim
+        goes_on = self._goes_on and (record is None or not now.cleared_since(record.made_by))
         kept = self._kept(store, now, record)
         if record is not None and kept is not None:
             return record, kept
-        keep = bool(start_point.asked(self.start_from))
+        keep = bool(start_point.asked(self.start_from)) and not self._goes_on
         look = Look(
             key, now, self.name or self.task_id, self._deployment() if record is None else record.deployment,
-            remembers=store is not None, at=compat.due_at(context), keeps=keep,
+            remembers=store is not None, at=compat.due_at(context), keeps=keep, detached=not self.wait,
         )  # fmt: skip
         kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
         namespace = self.namespace or default_namespace
@@ -386,7 +437,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         spec = None
         if unfinished or not decision.adopt:
             spec = submission.build_spec(self, decision.claim, self._dag_file())
-        self._make_room(kube, decision, keep)
+        self._make_room(kube, decision, keep or goes_on)
         claim = decision.claim
         if spec is not None:
             config = preflight.of_queue(kube, platform_config.load(kube), spec.namespace, spec.queue)
@@ -634,6 +685,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         """
         namespace, name, uid = job["namespace"], job["name"], job["uid"]
         ended = status in ("success", "failed")
+        goes_on = self._goes_on and status in ("failed", "timeout")
         unwanted = self.deletion_policy == "always" or (self.deletion_policy == "on_success" and status == "success")
         try:
             kube, _ = cluster.connect(self.kubernetes_conn_id)
@@ -641,15 +693,19 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
                 for line in submission.log_tails(kube, namespace, name, failed=status == "failed"):
                     self.log.info("%s", line)
             if status in ("timeout", "preempted"):
-                self.log.info("Job %s is %s", name, ending.give_up(kube, namespace, name, uid) or "over")
+                self.log.info("Job %s is %s", name, ending.give_up(kube, namespace, name, uid, goes_on) or "over")
             job_now = kube.find(JOB, namespace, name)
             claim = None if job_now is None or job_now["metadata"]["uid"] != uid else Claim.of_job(job_now)
             if claim is not None:
                 submission.tidy(kube, claim, submission.owned_jobs(kube, namespace, claim.key, {claim.deployment}))
             if not (ended and unwanted and kept):
                 return
-            if job_now is None or claim is None or not ending.leaves_record(job_now):
+            if job_now is None or claim is None or not ending.leaves_record(job_now, goes_on):
                 lifecycle.delete(kube, namespace, name, uid=uid)
+                if self._goes_on and claim is not None and self.deletion_policy == "always":
+                    for older in submission.owned_jobs(kube, namespace, claim.key, {claim.deployment}):
+                        if ending.over(older) or ending.quiet(older):
+                            lifecycle.delete(kube, namespace, older["metadata"]["name"], uid=older["metadata"]["uid"])
                 return
             self.log.info("Job %s stays until a later one has ended, which may begin with its checkpoints", name)
             for older in start_point.older(kube, claim, job_now):

@@ -6,6 +6,7 @@ become a part of `pod_override`. Pure, but for `read`.
 
 from __future__ import annotations
 
+import datetime
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ WORDS: Final[Mapping[str, Word]] = {
     "cmds": Word(), "arguments": Word(), "env_vars": Word(), "configmaps": Word(), "secrets": Word(),
     "pod_runtime_info_envs": Word(), "pod_template_dict": Word(), "full_pod_spec": Word(),
     "base_container_name": Word(), "termination_grace_period": Word(), "on_finish_action": Word(),
-    "parallelism": Word(), "completions": Word(),
+    "parallelism": Word(), "completions": Word(), "ttl_seconds_after_finished": Word(),
+    "schedule_timeout_seconds": Word(), "wait_until_job_complete": Word(),
     # what is so in any case
     **dict.fromkeys(
         ("random_name_suffix", "startup_timeout_seconds", "startup_check_interval_seconds", "poll_interval",
@@ -199,6 +201,14 @@ def _numbers(operator: Any, words: Mapping[str, Any]) -> None:
         if action not in FINISH:
             raise ValueError(f"on_finish_action = {action!r}: must be one of {', '.join(FINISH)}")
         operator.deletion_policy = FINISH[action]
+    for name, parameter in (("ttl_seconds_after_finished", "ttl"), ("schedule_timeout_seconds", "queue_timeout")):
+        if name in words:
+            try:
+                setattr(operator, parameter, datetime.timedelta(seconds=words[name]))
+            except (TypeError, OverflowError):
+                raise ValueError(f"{name} = {words[name]!r}: must be a number of seconds") from None
+    if operator._pod_words.get("wait_until_job_complete") is not None:
+        operator.wait = operator._pod_words["wait_until_job_complete"]
     if "termination_grace_period" in words:
         operator.grace_period_s = words["termination_grace_period"]
     parallelism, completions = words.get("parallelism"), words.get("completions")

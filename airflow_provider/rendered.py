@@ -18,6 +18,7 @@ _BORING = ("securityContext", "imagePullPolicy")
 def text(objects: Sequence[Object]) -> str:
     """YAML of `objects` as they were sent to the cluster, without what is the same for every job.
 
+    Labels stand once, at the Job.
     Airflow cuts rendered fields at `[core] max_templated_field_length` (4096 characters). So what the Dag says comes
     first; files are shown by their size, and our own containers by name.
     """
@@ -26,11 +27,15 @@ def text(objects: Sequence[Object]) -> str:
 
 def _short(obj: Object) -> Object:
     kept: dict[str, Any] = {key: value for key, value in obj.items() if key not in ("data", "apiVersion")}
+    labels = obj["metadata"].get("labels") or {}
+    if obj["kind"] != "Job":  # they have the Job's labels
+        kept["metadata"] = {key: value for key, value in obj["metadata"].items() if key != "labels"}
     if "data" in obj:
         kept["data"] = {key: f"<{len(value.encode())} bytes>" for key, value in obj["data"].items()}
     template = (obj.get("spec") or {}).get("template")
     if template:
-        pod = {"metadata": template["metadata"], "spec": _pod(template["spec"])}
+        own = {key: value for key, value in (template["metadata"].get("labels") or {}).items() if key not in labels}
+        pod = {"metadata": {**template["metadata"], "labels": own}, "spec": _pod(template["spec"])}
         kept["spec"] = {**{k: v for k, v in obj["spec"].items() if k != "podFailurePolicy"}, "template": pod}
         if obj["spec"]["podFailurePolicy"] != {"rules": failure_rules()}:  # the job has exit codes of its own
             kept["spec"]["podFailurePolicy"] = obj["spec"]["podFailurePolicy"]

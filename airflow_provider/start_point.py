@@ -18,11 +18,13 @@ from kueue_integration.spec.train_spec import TrainSpec
 from singularity_proxy.protocol import decode
 
 from .ending import over
-from .identity import Claim
+from .identity import LABEL_OWNER, Claim
 from .memory import START_KEY, write_down
 
 EARLIER_RUN: Final = "earlier run"
 """No job can be called so."""
+LAST_TRY: Final = "last try"
+STEP_0: Final = "step 0"
 _EVER: Final = float("inf")
 _AWAY: Final = (
     "is checkpoint {0.ref.id} (step {0.ref.step}) of job {0.job} in namespace {0.source[metadata][namespace]}, of the "
@@ -31,10 +33,25 @@ _AWAY: Final = (
 )
 
 
-def asked(wanted: str | None) -> str:
-    """What `start_from` says once it is rendered, "" for nothing."""
+def asked(wanted: str | None, every: Any = None) -> str:
+    """What `start_from` says once it is rendered, "" for step 0. With periodic checkpoints a retry goes on by default.
+
+    :param every: `checkpoint_every` of the same task
+    """
     text = (wanted or "").strip()
-    return "" if text == "None" else text  # what a template makes of nothing
+    if text in ("", "None"):  # what a template makes of nothing
+        return LAST_TRY if every not in (None, "", "None", "off") else ""
+    return "" if text == STEP_0 else text
+
+
+def of_the_last_try(wanted: str | None, every: Any = None) -> bool:
+    """Whether a retry begins with a checkpoint of the try before, and nothing else."""
+    return asked(wanted, every) == LAST_TRY
+
+
+def of_an_earlier_run(wanted: str | None) -> bool:
+    """Whether the next Dag run begins with a checkpoint of this one."""
+    return asked(wanted) == EARLIER_RUN
 
 
 def choose(
@@ -46,6 +63,18 @@ def choose(
     platform: PlatformConfig,
     away: Sequence[Start] = (),
 ) -> tuple[Start | None, list[str]]:
+    """As `_choose`. What nobody has asked for, a retry that goes on, is never a reason to refuse the job."""
+    try:
+        return _choose(kube, store, asked(wanted, spec.checkpoint_every), claim, spec, platform, away)
+    except SpecError as error:
+        if asked(wanted):
+            raise
+        return None, [f"Begins at step 0, and not with the newest checkpoint of the try before: {error}"]
+
+
+def _choose(
+    kube: Kube, store: Any, text: str, claim: Claim, spec: TrainSpec, platform: PlatformConfig, away: Sequence[Start]
+) -> tuple[Start | None, list[str]]:
     """Where the Job of `claim` begins, which is held for it from now on; None at step 0. And sentences for the log.
 
     A try that was interrupted has chosen already: its successor goes on with that. Raises SpecError that names
@@ -54,16 +83,21 @@ def choose(
     :param store: the task's state store, or None
     :param away: what this task came to in another cluster or namespace, before somebody moved it here
     """
-    text = asked(wanted)
     if not text:
         return None, []
     start, notes = _chosen_before(kube, store, claim), list[str]()
-    if start is None and text == EARLIER_RUN:
+    if start is None and text in (EARLIER_RUN, LAST_TRY):
         if away:
             raise SpecError([("start_from", text, _AWAY.format(away[-1]))])
-        start, notes = _earlier(kube, claim, spec, platform)
+        if text == EARLIER_RUN:
+            start, notes = _earlier(kube, claim, spec, platform)
+        else:
+            start = _last_try(kube, claim)
     elif start is None:
-        start = start_point.find(kube, claim.namespace, text, f"{EARLIER_RUN!r}, {start_point.FORMS}")
+        forms = f"{LAST_TRY!r}, {EARLIER_RUN!r}, {STEP_0!r}, {start_point.FORMS}"
+        start = start_point.find(kube, claim.namespace, text, forms)
+    if start is None and text == LAST_TRY:
+        return None, notes
     if start is None:
         return None, [*notes, f"start_from = {text!r}: there is no such checkpoint yet, begins at step 0"]
     start_point.hold(kube, start, spec, platform)
@@ -91,6 +125,17 @@ def left(jobs: Sequence[Object]) -> list[Start]:
     lines = [(job, branches.line(job)) for _, job in sorted(found, key=lambda pair: pair[0])]
     usable = [(job, [ref for ref in line if not ref.unusable]) for job, line in lines]
     return [Start(job, kinds.job_key(job), refs[-1]) for job, refs in usable if refs]
+
+
+def _last_try(kube: Kube, claim: Claim) -> Start | None:
+    """The newest usable checkpoint of this very task since it was last cleared."""
+    owned = kube.list(JOB, claim.namespace, selector({job_names.LABEL_MANAGED: "true", LABEL_OWNER: claim.key.owner}))
+    since = [
+        job for job in owned
+        if (other := _same_task(job, claim)) is not None and not claim.made_by.cleared_since(other.made_by)
+    ]  # fmt: skip
+    found = left(since)
+    return time_travel.find(kube, claim.namespace, found[-1].job, found[-1].ref.id) if found else None
 
 
 def _earlier(kube: Kube, claim: Claim, spec: TrainSpec, platform: PlatformConfig) -> tuple[Start | None, list[str]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow.providers.cncf.kubernetes.pod_generator import make_safe_label_value
+
 from kueue_integration.contract import branches, job_names
 from kueue_integration.errors import KubeError, SpecError
 from kueue_integration.jobs import lifecycle
@@ -47,10 +49,25 @@ def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:
         "command": command,
         "files": files,
         "identity": claim.identity,
-        "labels": {**parameters.mapping("labels", operator.labels), LABEL_OWNER: claim.key.owner},
+        "ttl_s": operator.ttl_s,
+        "labels": {**_safe(parameters.mapping("labels", operator.labels)), **task_labels(claim)},
         "annotations": {**annotations, ANN_TASK: json.dumps(claim.to_dict(), sort_keys=True)},
     }
     return parameters.make_spec(values)
+
+
+def task_labels(claim: Claim) -> dict[str, str]:
+    """Labels of Job and pods by which people find those of a task: as KubernetesPodOperator has them, and our own."""
+    key = claim.key
+    given = {"dag_id": key.dag_id, "task_id": key.task_id, "run_id": key.run_id}
+    numbers = {"map_index": key.map_index} if key.map_index >= 0 else {}
+    labels = {**given, **numbers, "try_number": claim.made_by.try_number}
+    return {**_safe({name: str(value) for name, value in labels.items()}), LABEL_OWNER: key.owner}
+
+
+def _safe(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """With values that a label can have: a run id has `:` and `+`."""
+    return {key: make_safe_label_value(value) if isinstance(value, str) else value for key, value in labels.items()}
 
 
 def script_path(script: str, dag_file: str | None) -> Path:

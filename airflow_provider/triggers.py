@@ -54,6 +54,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
     :param name: name of the Job
     :param uid: uid of the Job: another Job of that name is not ours
     :param deadline: Unix seconds, None for no limit
+    :param queue_deadline: the same for a Job that no quota has ever been reserved for
     :param preemption_alert: warn in the task log, and in the lineage, when there are more preemptions than this
     :param max_preemptions: fire with "preempted" when there are more than this; None: never
     :param get_logs: copy what rank 0 prints to the task log
@@ -73,8 +74,10 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         get_logs: bool = False,
         logging_interval: float = 10.0,
         log_max_lines: int = 10_000,
+        queue_deadline: float | None = None,
     ) -> None:
         super().__init__()
+        self.queue_deadline = queue_deadline
         self.conn_id = conn_id
         self.namespace = namespace
         self.name = name
@@ -106,6 +109,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             "get_logs": self.get_logs,
             "logging_interval": self.logging_interval,
             "log_max_lines": self.log_max_lines,
+            "queue_deadline": self.queue_deadline,
         }
 
     async def run(self) -> AsyncIterator[compat.TriggerEvent]:
@@ -114,6 +118,10 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         await self._published_all()
         self._fired = True
         yield compat.TriggerEvent(event)
+
+    def out_of_time(self) -> dict[str, Any]:
+        """The event of a process that Airflow has interrupted."""
+        return {**self._timeout(), "output_shown": False}
 
     async def _told(self, view: Subscription) -> dict[str, Any]:
         """`_wait`, with the output of rank 0 copied meanwhile."""
@@ -149,7 +157,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
                 if late:
                     return self._timeout()
                 continue
-            if not (changed or late or self._behind or ended_at):
+            in_vain = self.queue_deadline is not None and time.time() >= self.queue_deadline
+            if not (changed or late or in_vain or self._behind or ended_at):
                 continue
             status = summarise(job, view.workload, ())
             self._tell(status)
@@ -166,6 +175,11 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
                     return self._event("preempted", text)
                 if late:
                     return self._timeout()
+                if in_vain and not status.attempts:
+                    why = f": {status.message}" if status.message else ""
+                    return self._event("timeout", f"queue_timeout has passed, and the job was never admitted{why}")
+                if in_vain:
+                    self.queue_deadline = None
                 continue
             ended_at = ended_at or time.monotonic()
             settled = not status.attempts or status.attempts[-1].finished_at is not None
@@ -176,9 +190,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         """Seconds to wait for a change before looking at the clock."""
         if ended_at is not None:
             return max(0.05, SETTLE_S - (time.monotonic() - ended_at))
-        if self.deadline is None:
-            return PROGRESS_EVERY_S
-        return min(PROGRESS_EVERY_S, max(0.05, self.deadline - time.time()))
+        deadlines = [each for each in (self.deadline, self.queue_deadline) if each is not None]
+        return min([PROGRESS_EVERY_S, *(max(0.05, each - time.time()) for each in deadlines)])
 
     def _tell(self, status: JobStatus) -> None:
         for line in narrate(self._shown, status):

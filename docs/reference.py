@@ -70,7 +70,8 @@ OPERATOR: dict[str, tuple[str, ...]] = {
         "infrastructure_retries", "resume_on_exit_codes", "skip_on_exit_code", "fail_on_exit_codes", "max_preemptions",
         "preemption_alert",
     ),
-    "Task log, and the end": ("get_logs", "logging_interval", "log_max_lines", "deletion_policy"),
+    "Waiting": ("deferrable", "wait", "queue_timeout"),
+    "Task log, and the end": ("get_logs", "logging_interval", "log_max_lines", "deletion_policy", "ttl"),
 }  # fmt: skip
 """Parameters of the operator by what they are about."""
 

@@ -29,6 +29,8 @@ PROSE = {
     ("kueue_integration/contract/saveable.py", "not tried"),
     ("airflow_provider/narrate.py", "not tried"),
     ("airflow_provider/start_point.py", "earlier run"),
+    ("airflow_provider/start_point.py", "last try"),
+    ("airflow_provider/start_point.py", "step 0"),
     ("airflow_provider/podlogs.py", "[rank 0] "),
 }
 """(file, text): of another program that says it nowhere else; what is itself tried; a value or a mark of ours."""

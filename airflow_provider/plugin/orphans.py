@@ -59,7 +59,7 @@ def _delete_of(key: TaskKey, claim: Mapping[str, Any]) -> int:
         conn_id = connection.of(session, key, claim["conn_id"])
     kube, _ = connection.connect(conn_id)
     owned = submission.owned_jobs(kube, claim["namespace"], key, {claim.get("deployment", "")})
-    alive = [job for job in owned if not _over(job)]
+    alive = [job for job in owned if not _over(job) and not getattr(Claim.of_job(job), "detached", False)]
     deleted = 0
     for job in _unwanted(key, alive) if alive else []:
         name, uid = job["metadata"]["name"], job["metadata"]["uid"]

@@ -95,6 +95,13 @@ _OPTIONS = (
         multiple=True,
         help="The job continues from its last checkpoint after this exit code; may be repeated.",
     ),
+    click.option(
+        "--ttl",
+        "ttl_s",
+        type=int,
+        metavar="SECONDS",
+        help="Kubernetes deletes the Job so long after its end, with its record of checkpoints. Default: never.",
+    ),
     click.option("--identity", help="Owner's identity: submitting twice with the same one makes one job."),
 )
 

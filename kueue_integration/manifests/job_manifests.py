@@ -78,6 +78,7 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
             "podReplacementPolicy": "Failed",
             "backoffLimit": _backoff_limit(spec),
             "podFailurePolicy": {"rules": failure_rules(resumed=spec.resume_on_exit_codes)},
+            **({} if spec.ttl_s is None else {"ttlSecondsAfterFinished": spec.ttl_s}),
             "template": template,
         },
     }

@@ -16,6 +16,7 @@ from . import engine
 
 _INTEGERS = (
     "workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s", "infrastructure_retries",
+    "ttl_s",
 )  # fmt: skip
 _TUPLES = ("command", "tolerations", "resource_claims", "volumes", "volume_mounts", "resume_on_exit_codes")
 _MAPPINGS = ("resources", "node_selector", "env", "files", "labels", "annotations", "pod_override")
@@ -79,6 +80,8 @@ class TrainSpec:
         kernel) or to `resume_on_exit_codes`. One more fails the job. None: pods and nodes may be lost without limit,
         but only 6 pods killed
     :param resume_on_exit_codes: exit codes of the program after which the job continues from its last checkpoint
+    :param ttl_s: seconds after its end at which Kubernetes deletes the Job, and with it the record of its checkpoints;
+        None: never
     :param identity: owner's identity (label value); submit adopts a live Job with the same one
     """
 
@@ -116,6 +119,7 @@ class TrainSpec:
     pod_override: Mapping[str, Any] | None = None
     infrastructure_retries: int | None = None
     resume_on_exit_codes: Sequence[int] = ()
+    ttl_s: int | None = None
     identity: str | None = None
 
     def __post_init__(self) -> None:

@@ -32,6 +32,8 @@ MAX_EXECUTION_LABEL = f"{KUEUE_GROUP}/max-exec-time-seconds"
 MAX_EXIT_CODES = 200
 """Kubernetes takes 255 in a rule; some are ours."""
 MAX_RETRIES = 10_000
+MAX_TTL_S = 2**31 - 1
+"""As in Kubernetes."""
 LEAST_DISK = 2**20
 LEAST_MEMORY = 2**24
 VOLUME_PREFIX = "singularity-"
@@ -246,6 +248,8 @@ def _times(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
             yield field, value, "must be a whole number of seconds, 1 or more"
         elif field == "checkpoint_budget_s" and platform is not None and value > platform.max_budget_s:
             yield field, value, f"is more than the platform's ceiling; use at most {platform.max_budget_s}"
+    if spec.ttl_s is not None and (not _is_int(spec.ttl_s) or not 0 <= spec.ttl_s <= MAX_TTL_S):
+        yield "ttl_s", spec.ttl_s, f"must be a whole number of seconds, 0 to {MAX_TTL_S}, or None for never"
     try:
         save_interval.parse(spec.checkpoint_every)
     except ValueError as error:

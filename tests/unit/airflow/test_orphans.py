@@ -95,6 +95,14 @@ def test_only_jobs_of_tasks_that_have_ended_are_deleted(session: Session, kube: 
     assert orphans.delete_orphans("dag", "another-run") == 0
 
 
+def test_a_job_that_its_task_did_not_wait_for_trains_on(session: Session, kube: FakeKube) -> None:
+    claim = task(session, kube, "started", "success")
+    alone = replace(claim, detached=True)
+    note = {"metadata": {"annotations": {ANN_TASK: json.dumps(alone.to_dict())}}}
+    kube.patch(JOB, NAMESPACE, claim.name, note)
+    assert orphans.delete_orphans("dag", "run") == 0 and left(kube) == {claim.name}
+
+
 @pytest.mark.parametrize("state", [None, "scheduled", "queued"])
 @pytest.mark.parametrize(("max_tries", "deleted"), [(0, 0), (2, 1)])
 def test_a_job_from_before_a_clear_does_not_train_on(

@@ -224,7 +224,6 @@ def test_every_word_of_the_other_operators_is_known() -> None:
     ours = set(inspect.signature(SingularityTrainOperator.__init__).parameters) | set(pod_words.WORDS)
     later = {
         "is_delete_operator_pod", "do_xcom_push",  # long deprecated; every operator of Airflow's has it
-        "ttl_seconds_after_finished", "deferrable", "wait_until_job_complete", "schedule_timeout_seconds",
     }  # fmt: skip
     assert names(KubernetesPodOperator) | names(KubernetesJobOperator) <= ours | later
 

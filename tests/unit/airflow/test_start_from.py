@@ -263,6 +263,86 @@ def test_after_a_timeout_the_retry_goes_on_from_the_checkpoint(ending: FakeKube)
     assert started(ending, run, start_from="earlier run") == Origin(name, f"{name}-a1-g3")
 
 
+# --- a retry goes on --------------------------------------------------------------------------------------------------
+def failed_with(kube: FakeKube, run: Run, *checkpoints: int, **parameters: Any) -> str:
+    """A first try with periodic checkpoints that has failed; the name of its Job."""
+    submit(run, operator(checkpoint_every="10m", **parameters))
+    name = str(run.xcoms["job"]["name"])
+    saved(kube, name, *(ref(number, name) for number in checkpoints))
+    kube.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": "Failed", "status": "True"}]})
+    return name
+
+
+def test_with_periodic_checkpoints_a_retry_goes_on_and_a_clear_does_not(ending: FakeKube) -> None:
+    run = Run(5)
+    name = failed_with(ending, run, 1, 7)
+    run.retry()
+    assert started(ending, run, checkpoint_every="10m") == Origin(name, f"{name}-a1-g7")
+    second = str(run.xcoms["job"]["name"])
+    saved(ending, second, ref(9, second))
+    run.clear()
+    assert started(ending, run, checkpoint_every="10m") is None, "a clear begins anew"
+    assert ending.find(JOB, NAMESPACE, second) is None, "and leaves no Job behind"
+    third = str(run.xcoms["job"]["name"])
+    ending.set_status(JOB, NAMESPACE, third, {"conditions": [{"type": "Failed", "status": "True"}]})
+    run.retry()
+    assert started(ending, run, checkpoint_every="10m") is None, "also the retry of a try that a clear has made"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "goes_on"),
+    [
+        ({}, False), ({"checkpoint_every": "off"}, False), ({"start_from": "last try"}, True),
+        ({"checkpoint_every": "10m", "start_from": "step 0"}, False),
+    ],
+)  # fmt: skip
+def test_who_does_not_want_it_says_so(ending: FakeKube, parameters: dict[str, Any], goes_on: bool) -> None:
+    run = Run(5)
+    name = failed_with(ending, run, 1)
+    run.retry()
+    assert started(ending, run, **parameters) == (Origin(name, f"{name}-a1-g1") if goes_on else None)
+
+
+def test_what_nobody_asked_for_refuses_no_job(ending: FakeKube, said: list[str]) -> None:
+    """Saved processes go on with their own arguments: asked for, another command is refused."""
+    run = Run(5)
+    failed_with(ending, run, 1, command=["python3", "a.py"])
+    run.retry()
+    assert started(ending, run, checkpoint_every="10m", command=["python3", "b.py"]) is None
+    assert any("Begins at step 0, and not with the newest checkpoint of the try before" in line for line in said)
+    run.retry()
+    failed = {"conditions": [{"type": "Failed", "status": "True"}]}
+    for job in ending.list(JOB, NAMESPACE):
+        ending.set_status(JOB, NAMESPACE, job["metadata"]["name"], failed)
+    with pytest.raises(InvalidTrainingError, match="start_from"):
+        operator(start_from="last try", command=["python3", "b.py"]).execute(run.context())
+
+
+@pytest.mark.parametrize("status", ["timeout", "timeout while it waits", "failed"])
+def test_the_record_stays_for_the_retry_and_goes_after_the_success(ending: FakeKube, status: str) -> None:
+    run = Run(5)
+    given: dict[str, Any] = {"checkpoint_every": "10m", "deletion_policy": "always"}
+    submit(run, operator(**given))
+    name = str(run.xcoms["job"]["name"])
+    ending.patch(JOB, NAMESPACE, name, {"spec": {"suspend": status.endswith("waits")}})
+    saved(ending, name, ref(3, name))
+    if status == "failed":
+        ending.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": "Failed", "status": "True"}]})
+
+    def over(status: str, name: str) -> dict[str, Any]:
+        job = {key: ending.get_job(NAMESPACE, name)["metadata"][key] for key in ("namespace", "name", "uid")}
+        return {"status": status, "message": "over", "output_shown": True, "lineage": None, "job": job}
+
+    with pytest.raises((TrainingTimeoutError, TrainingFailedError)):
+        operator(**given).execute_complete(run.context(), over(status.split()[0], name))
+    run.retry()
+    assert started(ending, run, **given) == Origin(name, f"{name}-a1-g3")
+    second = str(run.xcoms["job"]["name"])
+    ending.set_status(JOB, NAMESPACE, second, {"conditions": [{"type": "Complete", "status": "True"}]})
+    operator(**given).execute_complete(run.context(), over("success", second))
+    assert ending.list(JOB, NAMESPACE) == []
+
+
 @pytest.mark.parametrize(("how", "taken"), [("Complete", True), ("Failed", True), (None, False)])
 def test_only_a_run_that_is_earlier_and_has_ended_is_taken(
     ending: FakeKube, said: list[str], how: str | None, taken: bool

@@ -181,6 +181,7 @@ def test_submits_one_job_and_defers_to_it(kube: FakeKube, airflow: Airflow) -> N
         "conn_id": "kubernetes_default", "namespace": NAMESPACE, "name": job["metadata"]["name"],
         "uid": job["metadata"]["uid"], "deadline": None, "preemption_alert": 3,
         "max_preemptions": None, "get_logs": True, "logging_interval": 10.0, "log_max_lines": 10_000,
+        "queue_deadline": None,
     }  # fmt: skip
     assert deferred.method_name == "execute_complete"
     assert job["metadata"]["labels"][job_names.KUEUE_QUEUE_LABEL] == "training"
