@@ -14,13 +14,14 @@ from typing import Any
 
 from ..contract import job_names
 from ..errors import KubeError
+from ..jobs.preflight import unguarded
 from ..kube.client import Kube
-from ..kube.resources import NAMESPACE, Object, admission_checks, finished, label
+from ..kube.resources import NAMESPACE, Object, admission_checks, annotation, finished, label
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 300.0
-"""A namespace whose label was there is looked at again after this long."""
+"""A namespace whose label was there is looked at again after this long, one without it each time."""
 
 
 def to_guard(local_queues: Iterable[Mapping[str, Any]], cluster_queues: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -35,6 +36,11 @@ def to_guard(local_queues: Iterable[Mapping[str, Any]], cluster_queues: Iterable
         for queue in local_queues
         if (queue.get("spec") or {}).get("clusterQueue") in fenced
     }
+
+
+def has_begun(job: Mapping[str, Any]) -> bool:
+    """Whether the job has had an attempt."""
+    return annotation(job, job_names.ANN_ATTEMPT) is not None
 
 
 class Guarded:
@@ -54,13 +60,21 @@ class Guarded:
         """When each namespace was last looked at: guarded, or not ours to guard."""
         self._ours: set[str] = set()
         """Those that were guarded once: if they lose the label, they get it again, whatever runs there."""
+        self._open: set[str] = set()
+        """Those that are not guarded, as far as we know."""
+
+    def why_not(self, namespace: str) -> str:
+        """Say why no job begins in a namespace, "" where one does."""
+        return unguarded(namespace) if namespace in self._open else ""
 
     def keep(self) -> None:
         """Label what lacks it. One namespace that refuses delays no other; raises the last KubeError."""
         now, problem = self._clock(), None
         found = to_guard(self._local_queues(), self._cluster_queues())
         self._seen = {name: at for name, at in self._seen.items() if name in found}
-        due = [name for name in sorted(found) if now - self._seen.get(name, -LOOK_S) >= LOOK_S]
+        self._open &= found
+        seen = {name: at for name, at in self._seen.items() if name not in self._open}
+        due = [name for name in sorted(found) if now - seen.get(name, -LOOK_S) >= LOOK_S]
         old = self._old() if due else set()
         for namespace in due:
             try:
@@ -72,14 +86,17 @@ class Guarded:
             raise problem
 
     def _old(self) -> set[str]:
-        """Namespaces with jobs that have not ended. Where there is no label, they began under a release without it."""
-        return {str(job["metadata"]["namespace"]) for job in self._jobs() if finished(job) is None}
+        """Namespaces with jobs that have begun. Where there is no label, they did so under a release without it."""
+        return {str(job["metadata"]["namespace"]) for job in self._jobs() if finished(job) is None and has_begun(job)}
 
     def _guard(self, namespace: str, old: set[str]) -> None:
         found = self._kube.find(NAMESPACE, None, namespace)
         value = label(found, job_names.LABEL_TRAINING)
+        self._open.discard(namespace)
         if value == job_names.TRAINING_ENABLED:
             self._ours.add(namespace)
+        elif found is not None:
+            self._open.add(namespace)
         if found is None or value or found["metadata"].get("deletionTimestamp"):
             return
         if namespace in old and namespace not in self._ours:
@@ -90,4 +107,5 @@ class Guarded:
         body = {"metadata": {"labels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}}
         self._kube.patch(NAMESPACE, None, namespace, body, found["metadata"].get("resourceVersion"))
         self._ours.add(namespace)
+        self._open.discard(namespace)
         log.info("namespace %s is guarded: a LocalQueue there leads to a fenced queue", namespace)

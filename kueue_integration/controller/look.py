@@ -14,6 +14,7 @@ from .actions import Action, BeginFrom, Guard, Wait
 from .cache import World
 from .decide import decide
 from .expectations import Expectations
+from .guarded import has_begun
 from .hold import Settings
 from .machines import MachinesOf
 from .metrics import Metrics
@@ -21,12 +22,14 @@ from .overdue import Overdue
 from .snapshot import Job, Snapshot, Surroundings, Workload
 
 NOTHING = Guard(0)
+UNGUARDED_S = 5.0
+"""A job that waits for the guard of its namespace is looked at again after this long."""
 
 
 class Looks:
     """Looks at Jobs in our copies (`world`), and at the API server where a guard asks for it.
 
-    `now` gives the API server's time, Unix seconds.
+    `now` gives the API server's time, Unix seconds. `unguarded` says why no job begins in a namespace, or "".
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Looks:
         machines_of: MachinesOf,
         metrics: Metrics,
         now: Callable[[], float],
+        unguarded: Callable[[str], str] = lambda namespace: "",
     ) -> None:
+        self._unguarded = unguarded
         self._kube, self._settings, self._world, self._overdue = kube, settings, world, overdue
         self._metrics, self._now = metrics, now
         self._around = Surroundings(world.preemptor, world.flavors_of, machines_of)
@@ -58,6 +63,11 @@ class Looks:
         begins = origins.due(seen.job, lambda key: kinds.find(self._kube, namespace, key))
         if begins is not None:
             self._begin(begins, seen)
+            return
+        why = "" if has_begun(job) else self._unguarded(namespace)
+        if why and seen.workload is not None and fence.asks(seen.workload, self._settings.check_name):
+            self._begin(Wait(message=why), seen)
+            again(UNGUARDED_S)
             return
         fresh = NOTHING
         while True:

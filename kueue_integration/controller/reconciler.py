@@ -97,11 +97,14 @@ class Reconciler:
             self._node_watch.changed, namespaces,
         )  # fmt: skip
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
-        self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube, self.world.nodes).of, metrics, now)
-        self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
-        self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
         queues = self.world.local_queues.all, self.world.cluster_queues.all
         self._guarded = Guarded(kube, *queues, self.world.all_jobs)
+        machines_of = Machines(kube, self.world.nodes).of
+        self.looks = Looks(
+            kube, settings, self.world, self.overdue, machines_of, metrics, now, self._guarded.why_not
+        )  # fmt: skip
+        self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
+        self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
         self._failures: dict[Task, int] = {}
         self._told: dict[str, str] = {}
         """By UID of a Job: the version in which all of its annotations were read."""

@@ -20,14 +20,18 @@ from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.work_queue import Lane
 from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.guard import names as guards
+from kueue_integration.jobs import preflight
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import (
     ADMISSION_CHECK,
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
+    CLUSTER_QUEUE,
     EVENT,
     JOB,
+    LOCAL_QUEUE,
+    NAMESPACE,
     POD,
     WORKLOAD,
     annotation,
@@ -152,6 +156,37 @@ def test_the_fence_writes_the_job_then_the_workload_and_keeps_other_checks(world
     assert checks[1]["state"] == "Ready"
     (update,) = checks[1]["podSetUpdates"]
     assert (update["name"], update["annotations"][job_names.ANN_ATTEMPT]) == ("main", "1")
+
+
+def test_no_job_begins_in_a_namespace_that_is_not_guarded(world):
+    """One that began under an earlier release goes on, and keeps its namespace from the guard until it has ended."""
+    spec = {"admissionChecksStrategy": {"admissionChecks": [{"name": CHECK}]}}
+    queues = [
+        {"apiVersion": CLUSTER_QUEUE.api_version, "kind": CLUSTER_QUEUE.name, "metadata": {"name": "c"}, "spec": spec},
+        {"apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name, "metadata": {"name": "q", "namespace": NS},
+         "spec": {"clusterQueue": "c"}},
+    ]  # fmt: skip
+    of_before = scene.job(annotations={job_names.ANN_ATTEMPT: "1"})
+    of_before["metadata"].update(name="of-before", uid="of-before")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}}
+    kube, reconciler = world(scene.job(), fresh(scene.workload()), of_before, namespace, *queues)
+
+    def check():
+        reconciler.handle(Task("guard"))
+        reconciler.handle(TASK)
+        (found,) = kube.get(WORKLOAD, NS, "job-train-1")["status"]["admissionChecks"]
+        return found["state"], found["message"]
+
+    assert check() == ("Pending", preflight.unguarded(NS))
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) is None
+    before = len(writes(kube))
+    assert check() == ("Pending", preflight.unguarded(NS)) and len(writes(kube)) == before, "it is told once"
+    labels = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
+    kube.patch(NAMESPACE, None, NS, {"metadata": {"labels": labels}})
+    end = time.monotonic() + 10
+    while check()[0] != "Ready":  # our copy of the Workload is behind
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_first_admission_takes_two_requests(world):

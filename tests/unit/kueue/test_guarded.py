@@ -7,6 +7,7 @@ import pytest
 from kueue_integration.contract import job_names
 from kueue_integration.controller.guarded import LOOK_S, Guarded, to_guard
 from kueue_integration.errors import Forbidden
+from kueue_integration.jobs import preflight
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import NAMESPACE, Object, label
 
@@ -43,9 +44,10 @@ class Cluster:
     def unlabel(self, name: str) -> None:
         self.kube.patch(NAMESPACE, None, name, {"metadata": {"labels": {job_names.LABEL_TRAINING: None}}})
 
-    def job(self, namespace: str, ended: bool = False) -> None:
+    def job(self, namespace: str, ended: bool = False, begun: bool = True) -> None:
         conditions = [{"type": "Complete", "status": "True"}] if ended else []
-        self.jobs.append({"metadata": {"namespace": namespace, "name": "j"}, "status": {"conditions": conditions}})
+        meta = {"namespace": namespace, "name": "j", "annotations": {job_names.ANN_ATTEMPT: "1"} if begun else {}}
+        self.jobs.append({"metadata": meta, "status": {"conditions": conditions}})
 
 
 def test_a_namespace_with_a_way_to_a_fenced_queue_is_guarded() -> None:
@@ -60,19 +62,22 @@ def test_a_namespace_with_a_way_to_a_fenced_queue_is_guarded() -> None:
 def test_a_namespace_whose_label_says_something_else_stays_as_it_is() -> None:
     cluster = Cluster(team="disabled")
     cluster.guarded.keep()
-    assert cluster.label("team") == "disabled"
+    assert cluster.label("team") == "disabled" and cluster.guarded.why_not("team")
 
 
 def test_jobs_of_a_release_before_the_guard_run_to_their_end_first() -> None:
-    cluster = Cluster(team="", done="")
+    cluster = Cluster(team="", done="", waits="")
     cluster.job("team")
     cluster.job("done", ended=True)
+    cluster.job("waits", begun=False)
+    assert cluster.guarded.why_not("team") == "", "nothing is known yet"
     cluster.guarded.keep()
     assert (cluster.label("team"), cluster.label("done")) == (None, job_names.TRAINING_ENABLED)
+    assert cluster.label("waits") == job_names.TRAINING_ENABLED
+    assert cluster.guarded.why_not("team") == preflight.unguarded("team") and not cluster.guarded.why_not("done")
     cluster.jobs.clear()
-    cluster.now += LOOK_S
     cluster.guarded.keep()
-    assert cluster.label("team") == job_names.TRAINING_ENABLED
+    assert cluster.label("team") == job_names.TRAINING_ENABLED and not cluster.guarded.why_not("team")
 
 
 def test_a_label_that_was_taken_away_comes_back_also_while_jobs_run() -> None:
