@@ -14,9 +14,10 @@ from typing import Any
 
 from ..contract import job_names
 from ..errors import KubeError
+from ..job.view import Job
 from ..jobs.preflight import unguarded
 from ..kube.client import Kube
-from ..kube.resources import NAMESPACE, Object, admission_checks, annotation, finished, label
+from ..kube.resources import NAMESPACE, Object, admission_checks, finished, label
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,6 @@ def to_guard(local_queues: Iterable[Mapping[str, Any]], cluster_queues: Iterable
         for queue in local_queues
         if (queue.get("spec") or {}).get("clusterQueue") in fenced
     }
-
-
-def has_begun(job: Mapping[str, Any]) -> bool:
-    """Whether the job has had an attempt."""
-    return annotation(job, job_names.ANN_ATTEMPT) is not None
 
 
 class Guarded:
@@ -87,7 +83,8 @@ class Guarded:
 
     def _old(self) -> set[str]:
         """Namespaces with jobs that have begun. Where there is no label, they did so under a release without it."""
-        return {str(job["metadata"]["namespace"]) for job in self._jobs() if finished(job) is None and has_begun(job)}
+        live = [job for job in self._jobs() if finished(job) is None]
+        return {str(job["metadata"]["namespace"]) for job in live if Job.parse(job).has_begun}
 
     def _guard(self, namespace: str, old: set[str]) -> None:
         found = self._kube.find(NAMESPACE, None, namespace)

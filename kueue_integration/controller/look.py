@@ -14,7 +14,6 @@ from .actions import Action, BeginFrom, Guard, Wait
 from .cache import World
 from .decide import decide
 from .expectations import Expectations
-from .guarded import has_begun
 from .hold import Settings
 from .machines import MachinesOf
 from .metrics import Metrics
@@ -64,7 +63,7 @@ class Looks:
         if begins is not None:
             self._begin(begins, seen)
             return
-        why = "" if has_begun(job) else self._unguarded(namespace)
+        why = "" if seen.job.has_begun else self._unguarded(namespace)
         if why and seen.workload is not None and fence.asks(seen.workload, self._settings.check_name):
             self._begin(Wait(message=why), seen)
             again(UNGUARDED_S)

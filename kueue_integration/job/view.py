@@ -104,6 +104,8 @@ class Job:
     """Unix seconds."""
     attempt_shown = _count(job_names.ANN_ATTEMPT)
     """What the attempt's annotation says; `attempt` knows more."""
+    has_begun = Part(lambda raw: annotation(raw, job_names.ANN_ATTEMPT) is not None)
+    """It has had an attempt."""
     history = Part(_history)
     """Oldest first."""
     checkpoint = _message(names.ANN_CHECKPOINT, CheckpointRef)
