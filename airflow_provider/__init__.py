@@ -13,6 +13,7 @@ from singularity_proxy.protocol import VERSION as VERSION
 PACKAGE = "airflow-provider-singularity"
 _GUIDES = ("/docs/operator.md", "/docs/start/first-dag.md")
 """In the checkout and the sdist."""
+_TRIGGERS = ("airflow_provider.triggers", "airflow_provider.assets")
 _LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink", "OutputsLink")
 
 
@@ -68,5 +69,5 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         },
-        "triggers": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.triggers"]}],
+        "triggers": [{"integration-name": "Singularity", "python-modules": list(_TRIGGERS)}],
     }

@@ -17,6 +17,7 @@ from typing import Any
 from airflow.triggers.base import BaseEventTrigger
 
 from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.resources import Object
 
 from . import compat
 from .identity import DEPLOYMENT, Claim, TaskKey
@@ -59,6 +60,8 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
         self.namespace = namespace
         self.kubernetes_conn_id = kubernetes_conn_id
         self._deployment: str | None = None
+        self._seen: Mapping[str, Object] = {}
+        """The Jobs of the last look, by their names."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.SingularityCheckpointTrigger", {
@@ -77,22 +80,30 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
                     continue
                 if self._deployment is None:  # none before Airflow was started with this package
                     self._deployment = await compat.variable_from_trigger(DEPLOYMENT)
-                jobs = self._jobs(view)
+                    self._seen = {} if self._deployment else self._seen
+                changed = self._changed(view)
                 if told is None:  # watched for the first time
-                    told = {uid: rows[-1]["checkpoint"]["id"] for uid, rows in jobs.items() if rows}
+                    told = {uid: rows[-1]["checkpoint"]["id"] for uid, rows in changed.items() if rows}
                     await self._save(told)
-                if not view.trouble:
-                    told = {uid: last for uid, last in told.items() if uid in jobs}
-                for uid, rows in jobs.items():
+                if changed and not view.trouble:
+                    there = {job["metadata"]["uid"] for job in view.jobs.values()}
+                    told = {uid: last for uid, last in told.items() if uid in there}
+                for uid, rows in changed.items():
                     for row in untold(rows, told.get(uid)):
                         yield compat.TriggerEvent(row)
                         told[uid] = row["checkpoint"]["id"]
                         await self._save(told)
 
-    def _jobs(self, view: Subscription) -> dict[str, list[dict[str, Any]]]:
-        """uid of each Job that counts -> the payloads of its checkpoints, oldest first."""
+    def _changed(self, view: Subscription) -> dict[str, list[dict[str, Any]]]:
+        """uid of each Job that counts and has changed since the last look -> payloads of its checkpoints, oldest first.
+
+        With thousands of Jobs a change of one costs the look at one: the event loop is that of all triggers.
+        """
+        before, self._seen = self._seen, dict(view.jobs)
         found = {}
-        for job in view.jobs:
+        for name, job in self._seen.items():
+            if before.get(name) is job:
+                continue
             claim = Claim.of_job(job)
             if claim is None or not self._wants(claim.key) or claim.deployment not in ("", self._deployment):
                 continue

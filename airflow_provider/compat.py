@@ -25,6 +25,7 @@ __all__ = [
     "due_at",
     "get_xcom",
     "map_index_column",
+    "masked",
     "serialised",
     "set_xcom",
     "task_state",
@@ -157,6 +158,13 @@ def deserialised(value: Any) -> Any:
     from airflow.sdk.serde import deserialize
 
     return deserialize(value)
+
+
+def masked(text: str) -> str:
+    """`text` without what Airflow masks in the logs of this process: passwords of connections and the like."""
+    from airflow.sdk.log import redact
+
+    return str(redact(text))
 
 
 def undecorated(source: str, decorator: str) -> str:

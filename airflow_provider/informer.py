@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -68,9 +68,9 @@ class Subscription:
         return None if found is None else self.informer.shown(found)
 
     @property
-    def jobs(self) -> list[Object]:
-        """Every managed Job of the namespace."""
-        return [self.informer.shown(job) for job in self.informer.jobs.values()]
+    def jobs(self) -> Mapping[str, Object]:
+        """Every managed Job of the namespace by name, without newer progress; one that changes is another object."""
+        return self.informer.jobs
 
     @property
     def workload(self) -> Object | None:

@@ -96,7 +96,8 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     :param resource_claims: devices by DRA, per pod: `{"name": "gpu", "device_class": "gpu.nvidia.com", "count": 1}`, or
         `{"name": "gpu", "template": ResourceClaimTemplate}` (templated)
     :param env: environment of every rank (templated)
-    :param files: texts by relative path, copied into each rank's working directory (templated)
+    :param files: texts by relative path, copied into each rank's working directory as they are
+    :param render_files: whether `files` are templates of Airflow's, too
     :param workdir: directory in the image to start in (templated)
     :param store: URL of the checkpoint store, default the platform's (templated)
     :param outputs: URL to which the files that ranks write to `$OUTPUTS` are stored once all ranks have ended well,
@@ -161,7 +162,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     template_fields: Sequence[str] = (
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "topology", "node_selector", "tolerations", "resource_claims",
-        "env", "files", "workdir", "store", "outputs", "checkpoint_budget_s", "grace_period_s", "checkpoint_every",
+        "env", "workdir", "store", "outputs", "checkpoint_budget_s", "grace_period_s", "checkpoint_every",
         "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk",
         "checkpoint_memory", "engine", "start_from",
         "hold", "pod_override", "pod_template_file", "infrastructure_retries", "resume_on_exit_codes", "privileges",
@@ -203,6 +204,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         resource_claims: Sequence[Mapping[str, Any]] = (),
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
+        render_files: bool = False,
         workdir: str | None = None,
         store: str | None = None,
         outputs: str | None = None,
@@ -258,6 +260,11 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         self.resource_claims = resource_claims
         self.env = env
         self.files = files
+        self.render_files = render_files
+        if not render_files and parameters.is_rendered(files):
+            raise ValueError(f"files = {files!r}: has values that are known only at run time: give render_files=True")
+        if render_files:
+            self.template_fields = (*type(self).template_fields, "files")
         self.workdir = workdir
         self.store = store
         self.outputs = outputs
@@ -474,6 +481,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
             if self.manifest is None:
                 self.manifest = store.get(MANIFEST_KEY)
             else:
+                self.manifest = compat.masked(self.manifest)  # every viewer of the task may read the store
                 write_down(store, MANIFEST_KEY, self.manifest)
         self._end_if_unwanted(kube, ti, claim)
         self.shown_job = {"namespace": claim.namespace, "name": claim.name, "uid": str(claim.uid)}

@@ -47,6 +47,8 @@ def spec_values(operator: Any) -> dict[str, Any]:
 def check_known(operator: Any) -> None:
     """Raise InvalidTrainingError for every parameter whose value is known already and cannot be right; no I/O."""
     unknown = {name for name in (*SPEC_FIELDS, *_OTHERS) if is_open(getattr(operator, name))}
+    if isinstance(operator.files, Mapping) and not operator.render_files:
+        unknown.discard("files")  # braces in them are the program's own
     unknown = unknown.union(*(group for group in _TOGETHER if group & unknown))
     values = {k: v for k, v in spec_values(operator).items() if k not in {SPEC_FIELDS.get(n, n) for n in unknown}}
     values |= {n: getattr(operator, n) for n in _OTHERS if n not in unknown and getattr(operator, n) is not None}
@@ -66,6 +68,14 @@ def is_open(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, frozenset)):
         return any(is_open(item) for item in value)
     return hasattr(value, "iter_references")  # XComArg and what else Airflow resolves later
+
+
+def is_rendered(files: Any) -> bool:
+    """Whether Airflow has to make `files` of something else: a template of the whole, or another task's value."""
+    values = files.values() if isinstance(files, Mapping) else [files]
+    return any(hasattr(value, "iter_references") for value in [files, *values]) or (
+        isinstance(files, str) and is_open(files)
+    )
 
 
 def in_operator_words(error: SpecError) -> SpecError:

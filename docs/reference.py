@@ -57,7 +57,7 @@ def defaults(function: ast.FunctionDef) -> dict[str, str]:
 
 # --- pages ----------------------------------------------------------------------------------------------------------
 OPERATOR: dict[str, tuple[str, ...]] = {
-    "Program": ("command", "script", "script_args", "files", "env", "workdir", "image", "name"),
+    "Program": ("command", "script", "script_args", "files", "render_files", "env", "workdir", "image", "name"),
     "Queue and size": ("queue_name", "priority_class", "workers", "min_workers", "world_size", "pod_resources"),
     "Place and devices": ("topology", "node_selector", "tolerations", "resource_claims"),
     "Checkpoints": (

@@ -157,7 +157,8 @@ def rendered(parameter: str, template: Any) -> Any:
         "queue": "training", "script": "fit.py", "namespace": NAMESPACE, "four": 4, "two": "2", "low": "low",
         "auto": "auto", "no": "false",
     }  # fmt: skip
-    beside = {"volumes": RENDERED["volumes"][0]} if parameter == "volume_mounts" else {}
+    beside: dict[str, Any] = {"volumes": RENDERED["volumes"][0]} if parameter == "volume_mounts" else {}
+    beside |= {"render_files": True} if parameter == "files" else {}
     op = operator(**beside, **{parameter: template})
     op.render_template_fields(values)
     claim = Claim(TaskKey("d", "r", "t"), 0, Try(1, 1, 0), op.namespace, op.name or op.task_id)
@@ -287,6 +288,44 @@ def test_the_manifest_is_a_rendered_field_that_survives_the_deferral(
     assert "secret words" not in op.manifest
     assert len(op.manifest) < 4096
     assert "podFailurePolicy" not in job["spec"], "the same for every job"
+
+
+def test_the_manifest_has_no_secret_that_airflow_masks(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811
+    """Every viewer of the task may read it, over Airflow's REST API too."""
+    from airflow.sdk.log import mask_secret
+
+    mask_secret("hunter2-of-wandb")
+    op = operator(env={"WANDB_API_KEY": "hunter2-of-wandb"}, command=["x", "--token", "hunter2-of-wandb"])
+    submit(airflow, op)
+    assert "hunter2-of-wandb" in json.dumps(job_of(kube))
+    kept = json.dumps(airflow.store)
+    assert "hunter2-of-wandb" not in kept and "hunter2-of-wandb" not in str(op.manifest)
+    assert "WANDB_API_KEY" in kept
+
+
+def test_files_are_shipped_as_they_are() -> None:
+    """`{{` and `{#` stand in Python's own sources, too."""
+    source = "print(f'{{x}}')\n# {# no comment of Jinja's\n"
+    op = operator(files={"a.py": source})
+    op.render_template_fields({"x": 1})
+    assert op.files == {"a.py": source}
+    op = operator(files={"a.txt": "{{ x }}"}, render_files=True)
+    op.render_template_fields({"x": 1})
+    assert op.files == {"a.txt": "1"}
+
+
+@pytest.mark.parametrize("files", ["{{ params.files }}", "xcom"])
+def test_files_that_are_rendered_have_to_say_so(files: Any) -> None:
+    from airflow.sdk import DAG, task
+
+    with DAG("dag", schedule=None):
+
+        @task
+        def text() -> str:
+            return ""
+
+        with pytest.raises(ValueError, match="give render_files=True"):
+            operator(files={"a.txt": text()} if files == "xcom" else files)
 
 
 def test_exit_codes_of_the_jobs_own_are_in_the_manifest(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811
