@@ -24,6 +24,11 @@ class Shell:
         path = f"{PROGRAM.parent}:{cluster.kubectl.parent}:{helm}:{os.environ['PATH']}"
         self._env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "COLUMNS": "200", "PATH": path}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of all that it starts."""
+        return {**self._env}
+
     def run(self, *arguments: str, code: int = 0) -> str:
         """Standard output; fails unless the exit code is `code`."""
         done = self._execute(PROGRAM, *arguments)

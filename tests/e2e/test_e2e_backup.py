@@ -1,10 +1,12 @@
-"""Backup and restore by the page's own blocks, over pods that train: a platform is lost with its jobs.
+"""Backup and restore by the page's own blocks, over pods that train: a platform is lost with its jobs; then a store is.
 
 A job goes on from the checkpoint that the backup names. What it did after that one is done again, to the step.
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +18,19 @@ from shell import Shell
 from shell_blocks import scripts
 
 from kueue_integration.contract import job_names
-from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, SECRET
+from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, SECRET
 from kueue_integration.requests import verbs
 from localcluster.addons.chart import NAMESPACE as SYSTEM
 from localcluster.addons.chart import RELEASE
 from localcluster.demo.stage import CHECKOUT
 from localcluster.demo.wait import wait_for
+from localcluster.shared_folder import STORE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 NAMESPACE = "backup"
 QUEUES = {"own": {"ondemand": "100m"}}
 PAGE = CHECKOUT / "docs/operations/backup.md"
+OLD, NEW = f"file:///shared/{STORE}", "file:///shared/replica"
 
 Play = Callable[[str], str]
 
@@ -39,7 +43,7 @@ def play(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     shell, blocks = Shell(rows.stage.cluster), scripts(PAGE.read_text(), "sh")
 
     def typed(heading: str) -> str:
-        said = shell.type(blocks[heading])
+        said = shell.type(blocks[heading].replace("OLD=NEW", f"{OLD}={NEW}"))
         rows.say(f"{heading}: {said.strip()}")
         return said
 
@@ -120,3 +124,25 @@ def test_platform_and_jobs_are_lost_and_come_back(rows: Rows, play: Play, jobs: 
     said = play("Restore the jobs")
     assert f"{rows.namespace}/runs: restored" in said and f"{rows.namespace}/waits: restored" in said
     jobs.end_well(kept)
+
+
+def test_a_region_is_lost_with_its_store(rows: Rows, play: Play, jobs: Jobs) -> None:
+    kept = jobs.kept
+    play("Back up")
+    shared = rows.stage.cluster.shared
+    replica = shared / "replica"
+    subprocess.run(["cp", "-a", shared / STORE, replica], check=True)
+    trained_since(jobs.runs)
+    jobs.lose()
+    folders = [folder for folder in (shared / STORE).glob(f"**/{rows.namespace}") if folder.is_dir()]
+    assert folders, "the store has a folder for the namespace"
+    try:
+        for folder in folders:
+            shutil.rmtree(folder)
+        said = play("A region is lost")
+        assert f"{rows.namespace}/runs: restored" in said
+        assert NEW in str(rows.kube.get(JOB, rows.namespace, "runs")["metadata"]["annotations"])
+        jobs.end_well(kept)
+    finally:
+        jobs.lose()
+        shutil.rmtree(replica, ignore_errors=True)

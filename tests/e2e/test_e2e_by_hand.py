@@ -1,10 +1,12 @@
 """What administrators do by hand, or in the middle of: `doctor` names it, and the commands that it prints mend it.
 
-Keys are rotated, deleted or at their end while a job is saved.
+Keys rotated, deleted or at their end while a job is saved, policies and Leases deleted, `helm upgrade` killed.
 """
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,15 @@ from shell import Shell
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates
-from kueue_integration.kube.resources import SECRET, annotation
+from kueue_integration.guard import names as guards
+from kueue_integration.kube.resources import (
+    ADMISSION_POLICY,
+    ADMISSION_POLICY_BINDING,
+    LEASE,
+    SECRET,
+    annotation,
+    selector,
+)
 from kueue_integration.spec.platform_config import load
 from localcluster.addons.chart import NAMESPACE as SYSTEM
 from localcluster.addons.chart import RELEASE
@@ -31,6 +41,7 @@ KEYS = job_names.KEYS_SECRET
 SERVER = f"{job_names.CONTROLLER_NAME}.{SYSTEM}.svc"
 BUDGET_S = 600
 """A job is saved for as long as an administrator needs to mend things."""
+PENDING = selector({"owner": "helm", "name": RELEASE, "status": "pending-upgrade"})
 
 
 @pytest.fixture
@@ -170,3 +181,48 @@ def test_a_certificate_ends_while_a_job_is_saved(
         # A job that is submitted before trusts ours only.
         wait_for(lambda: load(rows.kube).controller_ca == own, "the platform's own authority is published", TIMEOUT_S)
         rows.stage.look_again()
+
+
+def made_again(rows: Rows, lease: str, uid: str) -> None:
+    def other() -> bool:
+        found = rows.kube.find(LEASE, SYSTEM, lease)
+        return found is not None and found["metadata"]["uid"] != uid
+
+    wait_for(other, f"the controller has made Lease {lease} again", TIMEOUT_S)
+
+
+def test_policies_and_leases_are_deleted(rows: Rows, shell: Shell, job: Training) -> None:
+    hold = job_names.HOLD_LEASE
+    for kind in (ADMISSION_POLICY, ADMISSION_POLICY_BINDING):
+        rows.kube.delete(kind, None, hold)
+        mended(rows, shell, "hold policy", f"no {kind.name} {hold}")
+        rows.kube.delete(kind, None, guards.PODS)
+        mended(rows, shell, "guard policies", f"no {kind.name} {guards.PODS}")
+    for name in (hold, job_names.TRUSTED_IMAGES_LEASE):
+        uid = rows.kube.get(LEASE, SYSTEM, name)["metadata"]["uid"]
+        rows.kube.delete(LEASE, SYSTEM, name)
+        made_again(rows, name, uid)
+    wait_for(lambda: shell.doctor_whatever_it_exits_with()["lease"]["status"] == "ok", "it leads", TIMEOUT_S)
+    being_saved(rows, job)
+    goes_on(rows, job, 1)
+    job.assert_exact(job.finish())
+
+
+def test_helm_upgrade_is_killed_in_the_middle(rows: Rows, shell: Shell, job: Training, tmp_path: Path) -> None:
+    command = f"exec helm upgrade {RELEASE} charts/singularity -n {SYSTEM} --reuse-values --set regrow.minRunSeconds=77"
+    with (tmp_path / "helm.log").open("wb") as log:
+        process = subprocess.Popen(["bash", "-c", command], env=shell.environment, stdout=log, stderr=log)
+        begun = lambda: rows.kube.list(SECRET, SYSTEM, PENDING) or process.poll() is not None  # noqa: E731
+        wait_for(begun, "Helm has begun", TIMEOUT_S, tick_s=0.02)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL, (tmp_path / "helm.log").read_text()
+    assert rows.kube.list(SECRET, SYSTEM, PENDING), "the fault did not fire"
+    rows.say("--> helm upgrade is killed; the next one is refused")
+    said = shell.type(f"helm upgrade {RELEASE} charts/singularity -n {SYSTEM} --reuse-values 2>&1", codes=(1,))
+    assert "another operation" in said
+    being_saved(rows, job)
+    goes_on(rows, job, 1)
+    mended(rows, shell, "release", "pending-upgrade")
+    being_saved(rows, job)
+    goes_on(rows, job, 2)
+    job.assert_exact(job.finish())
