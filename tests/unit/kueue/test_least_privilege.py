@@ -15,7 +15,16 @@ from kueue_integration.controller import config
 from kueue_integration.controller.errors import ConfigError
 from kueue_integration.doctor import FAIL, OK, access
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import JOB, POD, WORKLOAD, Kind, Object
+from kueue_integration.kube.resources import (
+    CLUSTER_QUEUE,
+    JOB,
+    LOCAL_QUEUE,
+    NAMESPACE,
+    POD,
+    WORKLOAD,
+    Kind,
+    Object,
+)
 from kueue_integration.spec import platform_config
 
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -171,6 +180,18 @@ def test_a_workers_account_writes_in_its_namespaces_only() -> None:
     assert verbs("multikueue.worker.namespaces={one}") == {None: reads, "one": writes | {"get"}}
 
 
+def fenced_queue(namespace: str) -> list[Object]:
+    """A way from the namespace to a queue that has our check."""
+    checks = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
+    return [
+        {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {"name": "q", **where}, "spec": spec}
+        for kind, where, spec in (
+            (CLUSTER_QUEUE, {}, {"admissionChecksStrategy": checks}),
+            (LOCAL_QUEUE, {"namespace": namespace}, {"clusterQueue": "q"}),
+        )
+    ]
+
+
 def test_a_real_controller_leads_with_the_rights_of_a_few_namespaces(tmp_path: Path) -> None:
     """It leads as soon as it has listed every kind; a right that is missing would keep it from that."""
     with two_controllers(tmp_path, NAMED, namespaces=("one", "two", "three")) as cluster:
@@ -184,4 +205,9 @@ def test_a_real_controller_leads_with_the_rights_of_a_few_namespaces(tmp_path: P
             for where in ("three", None):
                 assert not cluster.kube.allowed("list", kind, where, user=access.USER)
         assert platform_config.load(cluster.kube).namespaces == ("one", "two")
+        for made in fenced_queue("one"):
+            cluster.kube.create(made)
+        guarded = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
+        labels = lambda: cluster.kube.get(NAMESPACE, None, "one")["metadata"]["labels"]  # noqa: E731
+        cluster.until(lambda: guarded.items() <= labels().items(), "the guard is in force where the queue is")
         assert "forbidden" not in (cluster.folder / "a.log").read_text()
