@@ -108,19 +108,17 @@ class Parts:
         return {
             "parameters": {name: list(each.shape) for name, each in self.parameters().items()},
             "frozen": self._frozen(), "frozen_at_first": self._frozen_at_first, "extra": sorted(self.extra),
+            "extra_state": {
+                name: {key: _spec(value) for key, value in tensors(f"extra {name}", each.state_dict()).items()}
+                for name, each in self.extra.items()
+            },
             "optimizers": {
                 name: {
                     "class": type(optimizer).__name__,
                     "groups": [[names[each] for each in group["params"]] for group in optimizer.param_groups],
                     "state": {
                         names[parameter]: {
-                            key: [
-                                str(value.dtype).removeprefix("torch."),
-                                list(value.shape),
-                                value.device.type == "cpu",
-                            ]
-                            for key, value in state.items()
-                            if isinstance(value, torch.Tensor)
+                            key: _spec(value) for key, value in state.items() if isinstance(value, torch.Tensor)
                         }
                         for parameter, state in optimizer.state.items()
                     },
@@ -193,6 +191,16 @@ class Parts:
                     key: room(parameters[place], *spec) for key, spec in state.items()
                 }
 
+    def room(self, saved: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+        """`tree` with what the checkpoint has of the extra state, for it to be loaded into: an average that is made at
+        its first update, a best value that was None at first."""
+        device = next(iter(self.parameters().values())).device
+        extra = {
+            name: {key: _place(tree["extra"][name].get(key), spec, device) for key, spec in specs.items()}
+            for name, specs in saved.get("extra_state", {}).items()
+        }
+        return {**tree, "extra": {**tree["extra"], **extra}}
+
     def apply(self, loaded: Mapping[str, Any]) -> None:
         """Take over what is no tensor of the training. The tensors of a tree of ours are loaded already."""
         parameters = self.parameters()
@@ -227,6 +235,23 @@ def room(parameter: Any, dtype: str, shape: list[int], on_cpu: bool) -> Any:
     if shape == list(parameter.shape) and not (on_cpu and parameter.device.type != "cpu"):
         return torch.zeros_like(parameter.detach(), dtype=kind)
     return torch.zeros(shape, dtype=kind, device="cpu" if on_cpu else parameter.device)
+
+
+def _spec(value: Any) -> list[Any] | None:
+    """Dtype, shape and whether it is on the CPU; None for bytes."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return [str(value.dtype).removeprefix("torch."), list(value.shape), value.device.type == "cpu"]
+
+
+def _place(present: Any, spec: list[Any] | None, device: Any) -> Any:
+    """What is there if it has the form, else new room."""
+    if spec is None:
+        return b""
+    dtype, shape, on_cpu = spec
+    if isinstance(present, torch.Tensor) and _spec(present) == spec:
+        return present
+    return torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu" if on_cpu else device)
 
 
 ALL = "*"

@@ -93,16 +93,26 @@ class Rehearsal:
         memo[id(step)] = record.step
         now = _Variables(record.compute)
         compute = now.copied(record, memo)
-        twins = {name: memo.get(id(model)) for name, model in self._parts.models.items()}
-        missing = [name for name, twin in twins.items() if twin is None or twin is self._parts.models[name]]
-        if missing:
-            self.why = f"model {missing[0]} cannot be copied with the function that computes its loss"
+        parameters = self._parts.parameters()
+        own = {id(each) for each in parameters.values()}
+        if not own & memo.keys() or any(id(each) in own for each in now.originals):
+            self.why = "the model cannot be copied with the function that computes its loss"
             return ""
+        # The function may read some of a model's layers by names of their own.
+        twins = {name: copy.deepcopy(model, memo) for name, model in self._parts.models.items()}
         record.load(twins, memo)
-        with rng.kept(), torch.enable_grad():
-            rng.seed(self._seed, *drawn((record.step.number, 0), record.rank))
-            loss, _ = measured(compute(record.batch))
-            (loss if record.scale is None else loss * record.scale).backward()
+        gradients = [(each, each.grad) for each in parameters.values()]
+        for each, _ in gradients:
+            each.grad = None
+        try:
+            loss = self._again(record, compute)
+            touched = any(each.grad is not None for each, _ in gradients)
+        finally:
+            for each, gradient in gradients:
+                each.grad = gradient
+        if touched:
+            self.why = "the function reads the model in a way that cannot be copied"
+            return ""
         found = _gradients(Parts(twins, {}, {}))
         value = loss.item()
         if (value == record.loss or value != value) and found == record.gradients:
@@ -119,6 +129,14 @@ class Rehearsal:
             f"{what}: a stop would change the training. {reads} Give it to attach (`extra`), or make it a buffer of "
             "the model. If it is made anew for each step from step.number, give attach rehearse=False."
         )
+
+
+    def _again(self, record: _Record, compute: Compute) -> Any:
+        with rng.kept(), torch.enable_grad():
+            rng.seed(self._seed, *drawn((record.step.number, 0), record.rank))
+            loss, _ = measured(compute(record.batch))
+            (loss if record.scale is None else loss * record.scale).backward()
+        return loss
 
 
 class _Record:
@@ -193,6 +211,8 @@ class _Variables:
         self._bound = getattr(compute, "__self__", None)
         self._function: Any = getattr(compute, "__func__", compute)
         self.values: dict[str, Any] = {"self": self._bound} if self._bound is not None else {}
+        self.originals: list[Any] = []
+        """Tensors of what could not be copied."""
         self._functions: dict[str, Any] = {}
         self._read(self._function)
 
@@ -219,14 +239,14 @@ class _Variables:
         for name, value in self.values.items():
             # What the body puts there for each step is that of the recorded one.
             source = value if name in record.written else record.before.get(name, value)
-            size = sum(each.numel() * each.element_size() for _, each in _tensors(source, name, DEPTH, set()))
-            if size > budget:
-                made[name] = source
-                continue
+            within = [each for _, each in _tensors(source, name, DEPTH, set())]
             try:
+                if sum(each.numel() * each.element_size() for each in within) > budget:
+                    raise MemoryError
                 made[name] = _generator(source) if isinstance(source, torch.Generator) else copy.deepcopy(source, memo)
             except Exception:
                 made[name] = source
+                self.originals += within
         names = dict(self._function.__globals__) | made
         for name, each in self._functions.items():
             names[name] = _over(each, names, made)

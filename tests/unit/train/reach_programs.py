@@ -138,6 +138,26 @@ class Shuffled(torch.utils.data.IterableDataset):
             yield Samples("mlp")[0]
 
 
+class Later:
+    """An average whose tensors are made at the first update, and a best value that is None at first."""
+
+    def __init__(self) -> None:
+        self.shadow: dict[str, Any] = {}
+        self.best: Any = None
+
+    def update(self, model: nn.Module, loss: Any) -> None:
+        for key, value in model.state_dict().items():
+            self.shadow[key] = self.shadow[key].lerp(value, 0.1) if key in self.shadow else value.clone()
+        self.best = loss if self.best is None or loss < self.best else self.best
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.shadow, "best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+        self.shadow = {key: value for key, value in state.items() if key != "best"}
+
+
 CASES = {
     "copy": lambda: averaging(attached=False),
     "attached copy": lambda: averaging(attached=True),
@@ -168,20 +188,25 @@ def resumed(rank: int, world: int, directory: str, kind: str, stop: int | None, 
     if kind == "unfrozen":
         model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters())
-    losses = []
+    losses, later = [], Later()
     with singularity_train.attach(
         model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=4, steps=steps,
-        directory=directory,
+        directory=directory, extra={"later": later} if kind == "lazy" else {},
     ) as job:  # fmt: skip
         for step in job:
             if kind == "unfrozen" and step.number == 2:
                 model[0].requires_grad_(True)
-            losses.append(step.backward(lambda batch: loss_of(model, batch)).item())
+            loss = step.backward(lambda batch: loss_of(model, batch))
+            losses.append(loss.item())
             optimizer.step()
+            if kind == "lazy":
+                later.update(model, loss)
             if job.step == stop:
                 break
         job.save()
     values = {name: value.detach().flatten().tolist() for name, value in nn.Sequential.state_dict(model).items()}
+    values |= {f"later {name}": value.flatten().tolist() for name, value in later.shadow.items()}
+    values["best"] = None if later.best is None else [later.best.item()]
     return {"losses": losses, "state": values, "verdict": job.verdict.value}
 
 
@@ -221,6 +246,8 @@ def parallel(rank: int, world: int) -> list[Any]:
 
 class Memory:
     """What a function may keep between two calls."""
+
+    model: Any = None
 
     def __init__(self) -> None:
         self.hidden = torch.zeros(4)
@@ -264,6 +291,22 @@ def rehearsed(rank: int, world: int, case: str, rehearse: bool = True, steps: in
             wanted = teacher.eval()(batch[1])
         return (model(batch[1]) - wanted).pow(2).mean()
 
+    layers = [*model]
+
+    def layered(batch: Any) -> Any:
+        return (layers[4](layers[0](batch[1])) + memory.hidden).pow(2).mean()
+
+    def layered_closure(batch: Any) -> Any:
+        nonlocal hidden
+        out = layers[4](layers[0](batch[1]))
+        hidden = (0.5 * hidden + out.mean(0)).detach()
+        return (out + hidden).pow(2).mean()
+
+    def elsewhere(batch: Any) -> Any:
+        return Memory.model(batch[1]).pow(2).mean()
+
+    Memory.model = model
+
     def counted(batch: Any) -> Any:
         calls.append(len(batch[1]))
         memory.numbers.append(torch.ones(1))
@@ -276,6 +319,7 @@ def rehearsed(rank: int, world: int, case: str, rehearse: bool = True, steps: in
         "counter": counted, "by step": lambda batch: loss_of(model, batch) * (1 + beta),
         "step": lambda batch: loss_of(model, batch) * (1 + step.number),
         "made by the body": lambda batch: (model(batch[1]) + anew).pow(2).mean(),
+        "layers": layered, "layers with a closure": layered_closure, "elsewhere": elsewhere,
         "plain": lambda batch: (loss_of(model, batch) * 2, 2), "scaler": lambda batch: loss_of(model, batch),
     }  # fmt: skip
     compute = computes[case]
@@ -296,5 +340,5 @@ def rehearsed(rank: int, world: int, case: str, rehearse: bool = True, steps: in
                 with torch.no_grad():
                     for mine, new in zip(teacher.parameters(), model.parameters(), strict=True):
                         mine.lerp_(new, 0.5)
-    assert job.rehearsed == (1 if rehearse else None)
+    assert job.rehearsed == (1 if rehearse and case != "elsewhere" else None)
     return {"losses": losses, "calls": len(calls), "state": digest(model.state_dict())}
