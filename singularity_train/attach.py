@@ -182,7 +182,9 @@ def _check(
         held = [parameter for group in each.param_groups for parameter in group["params"]]
         if any(id(parameter) not in known for parameter in held):
             raise UsageError(f"optimizer {name}: it has parameters of no attached model. Attach that model too.")
-        if each.state or any(parameter.grad is not None for parameter in held):
+        # Some make their state at once, such as Adagrad.
+        stepped = any(state.get("step", 1) != 0 for state in each.state.values())
+        if stepped or any(parameter.grad is not None for parameter in held):
             raise UsageError(
                 f"optimizer {name}: it has made a step, or has gradients. Call attach before the first step."
             )

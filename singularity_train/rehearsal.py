@@ -16,7 +16,7 @@ import copy
 import dis
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,9 @@ class Rehearsal:
         if any(id(each) in memo for each in self._parts.optimizers.values()):
             self.why = f"{what}; the function may read the optimizer"
             return ""
-        changed = now.changed(record.marks, {id(each) for each in self._parts.models.values()})
+        models = self._parts.models.values()
+        registered = {id(each) for model in models for each in (*model.parameters(), *model.buffers())}
+        changed = now.changed(record.marks, registered)
         reads = f"It reads {shown(changed)}, which changes." if changed else "It reads something that changes."
         return (
             f"{what}: a stop would change the training. {reads} Give it to attach (`extra`), or make it a buffer of "
@@ -253,20 +255,19 @@ class _Variables:
         function = _over(self._function, names, {**made, **{name: names[name] for name in self._functions}})
         return function if self._bound is None else types.MethodType(function, made["self"])
 
-    def marks(self) -> dict[str, Any]:
-        """Of each tensor that it can reach, a number that changes with its content."""
+    def marks(self, known: Set[int] = frozenset()) -> dict[str, Any]:
+        """Of each tensor that it can reach, but for those `known`, a number that changes with its content."""
         found = {}
         for name, value in self.values.items():
             for path, tensor in _tensors(value, name, DEPTH, set()):
+                if id(tensor) in known:
+                    continue
                 found[path] = fingerprint(tensor) if tensor.numel() <= 1 << 20 else (id(tensor), tensor._version)
         return found
 
     def changed(self, marks: Mapping[str, Any], known: set[int]) -> list[str]:
-        """Names of what has other tensors than `marks` say, but for the objects `known`."""
-        for name, value in [*self.values.items()]:
-            if id(value) in known or id(getattr(value, "_orig_mod", value)) in known:
-                del self.values[name]
-        return [path for path, mark in self.marks().items() if marks.get(path) != mark]
+        """Names of tensors that are not as `marks` say, but for those `known`."""
+        return [path for path, mark in self.marks(known).items() if marks.get(path) != mark]
 
 
 def _gradients(parts: Parts) -> dict[str, Any]:

@@ -187,7 +187,8 @@ def resumed(rank: int, world: int, directory: str, kind: str, stop: int | None, 
     model = (Copying if kind == "copying" else nn.Sequential)(*layers)
     if kind == "unfrozen":
         model[0].requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters())
+    kind_of = {"adagrad": torch.optim.Adagrad, "rprop": torch.optim.Rprop}.get(kind, torch.optim.AdamW)
+    optimizer = kind_of(model.parameters())
     losses, later = [], Later()
     with singularity_train.attach(
         model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=4, steps=steps,

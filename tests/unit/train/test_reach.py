@@ -30,7 +30,7 @@ def test_what_would_be_lost_is_refused_in_the_first_steps(nursery: Nursery) -> N
     assert {case: found[case] for case in TRAINED} == {case: ["step", 3] for case in TRAINED}
 
 
-@pytest.mark.parametrize("kind", ["plain", "statistics", "copying", "unfrozen", "lazy"])
+@pytest.mark.parametrize("kind", ["plain", "statistics", "copying", "unfrozen", "lazy", "adagrad", "rprop"])
 def test_a_resumed_training_is_the_one_that_was_not_stopped(nursery: Nursery, root: Path, kind: str) -> None:
     """Buffers that forward replaces, a state_dict of copies, layers that are thawed on the way."""
     whole_root, parts_root = root / "whole", root / "parts"
