@@ -109,7 +109,7 @@ def moved_once(job: Training) -> Sequence[AttemptRecord]:
 
 def refused_again(rows: Rows, pod: str, job: Training) -> None:
     """The process that runs in `pod` now has looked at `job`, and says that the budget holds it back."""
-    move = f"introspection: migrate of {rows.namespace}/{job.name}: "
+    move = f"introspection: migrate to {FLAVORS[1]} of {rows.namespace}/{job.name}: "
     budget = f"jobs of namespace {rows.namespace} were moved {BEFORE + 1} times within an hour, the budget"
 
     def refused() -> bool:
