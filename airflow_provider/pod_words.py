@@ -18,6 +18,7 @@ from airflow.sdk import BaseOperator
 
 from kueue_integration.contract.job_names import CONTAINER_TRAIN
 from kueue_integration.spec.pod_override import BASE, REFUSED_SPEC, merge
+from kueue_integration.spec.train_spec import TrainSpec
 
 from .parameters import is_open, plain
 
@@ -34,6 +35,8 @@ class Word:
     """Changes nothing here."""
 
 
+GRACE_S: Final = TrainSpec.grace_period_s
+"""Of an operator that is given none."""
 _IDLE: Final = Word(idle=True)
 _ALONE: Final = "the platform makes the Job; leave it out"
 _LOGS: Final = "the task log has the output of rank 0 as it is; `kubectl logs` has that of other containers"
@@ -189,9 +192,6 @@ def read(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"pod_template_file = {str(path)!r}: cannot be read as YAML ({error})") from None
-
-
-GRACE_S: Final = 90
 
 
 def _numbers(operator: Any, words: Mapping[str, Any]) -> None:

@@ -45,6 +45,11 @@ def unfenced(checks: Checks) -> Checks:
     return [item for item in checks if not _is_ours(item)]
 
 
+def is_fenced(queue: Mapping[str, Any]) -> bool:
+    """Return whether a ClusterQueue has our check. Pure."""
+    return any(map(_is_ours, admission_checks(queue)))
+
+
 def change(kube: Kube, name: str, fence: bool, dry_run: bool = False) -> Change:
     """Fence or unfence the ClusterQueue `name`. Raises NotFound, Conflict (others write all the time), KubeError."""
 
@@ -62,7 +67,7 @@ def change(kube: Kube, name: str, fence: bool, dry_run: bool = False) -> Change:
 
 def fenced_queues(kube: Kube) -> list[str]:
     """Return the names of all ClusterQueues that have our check."""
-    return [str(q["metadata"]["name"]) for q in kube.list(CLUSTER_QUEUE) if any(map(_is_ours, admission_checks(q)))]
+    return [str(q["metadata"]["name"]) for q in kube.list(CLUSTER_QUEUE) if is_fenced(q)]
 
 
 def jobs_of(kube: Kube, queues: Collection[str]) -> dict[str, list[str]]:

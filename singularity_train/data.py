@@ -98,7 +98,7 @@ class MapSource:
 
     def __init__(self, dataset: Any, loading: Loading, seed: int, total: int) -> None:
         self._dataset, self._loading, self._seed = dataset, loading, seed
-        self.samples = len(dataset) if loading.sampler is None else measured(loading.sampler)
+        self.samples = len(dataset) if loading.sampler is None else length_of(loading.sampler)
         self.epoch = self.offset = 0
         self._orders = Orders(self.samples, loading, seed)
         self._share, self._total = range(0), total
@@ -153,7 +153,7 @@ class MapSource:
         self._turn()
 
 
-def measured(sampler: Any) -> int:
+def length_of(sampler: Any) -> int:
     """Samples of an epoch, or batches.
 
     :raises DataError: the sampler does not say

@@ -234,12 +234,10 @@ class Framework:
         rng.seed(self._seed, *drawn(turn, self.share.start))
         loss, weight = measured(compute(batch))
         device = loss.device
-        sums = torch.cat(
-            [
-                figures(loss, weight, device),
-                torch.tensor([*map(float, wishes)], dtype=torch.float32, device=device),
-            ]
-        )
+        sums = torch.cat([
+            figures(loss, weight, device),
+            torch.tensor([*map(float, wishes)], dtype=torch.float32, device=device),
+        ])
         if self._workers > 1:
             dist.all_reduce(sums)
         total, all_weight, *asked = sums.tolist()

@@ -267,7 +267,7 @@ class Job:
         self._source.start(self._engine.share, self._total())
         # First to see whether it fits, so that nothing is loaded into a training that cannot go on.
         self._source.restore(meta["position"], {})
-        loaded = self._parts.room(meta, self._tree())
+        loaded = self._parts.with_extra_of(meta, self._tree())
         checkpoints.load(saved, loaded)
         self._parts.apply(loaded)
         self._parts.thaw(meta)

@@ -191,7 +191,7 @@ class Parts:
                     key: room(parameters[place], *spec) for key, spec in state.items()
                 }
 
-    def room(self, saved: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    def with_extra_of(self, saved: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
         """`tree` with what the checkpoint has of the extra state, for it to be loaded into: an average that is made at
         its first update, a best value that was None at first."""
         device = next(iter(self.parameters().values())).device
@@ -231,10 +231,9 @@ def address(tensor: Any) -> int:
 
 def room(parameter: Any, dtype: str, shape: list[int], on_cpu: bool) -> Any:
     """Zeros for one value of an optimizer's state; sharded as the parameter is if it has its shape."""
-    kind = getattr(torch, dtype)
     if shape == list(parameter.shape) and not (on_cpu and parameter.device.type != "cpu"):
-        return torch.zeros_like(parameter.detach(), dtype=kind)
-    return torch.zeros(shape, dtype=kind, device="cpu" if on_cpu else parameter.device)
+        return torch.zeros_like(parameter.detach(), dtype=getattr(torch, dtype))
+    return _zeros(dtype, shape, on_cpu, parameter.device)
 
 
 def _spec(value: Any) -> list[Any] | None:
@@ -248,9 +247,12 @@ def _place(present: Any, spec: list[Any] | None, device: Any) -> Any:
     """What is there if it has the form, else new room."""
     if spec is None:
         return b""
-    dtype, shape, on_cpu = spec
     if isinstance(present, torch.Tensor) and _spec(present) == spec:
         return present
+    return _zeros(spec[0], spec[1], spec[2], device)
+
+
+def _zeros(dtype: str, shape: list[int], on_cpu: bool, device: Any) -> Any:
     return torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu" if on_cpu else device)
 
 

@@ -93,15 +93,14 @@ class Rehearsal:
         memo[id(step)] = record.step
         now = _Variables(record.compute)
         compute = now.copied(record, memo)
-        parameters = self._parts.parameters()
-        own = {id(each) for each in parameters.values()}
+        own = _registered(self._parts)
         if not own & memo.keys() or any(id(each) in own for each in now.originals):
             self.why = "the model cannot be copied with the function that computes its loss"
             return ""
         # The function may read some of a model's layers by names of their own.
         twins = {name: copy.deepcopy(model, memo) for name, model in self._parts.models.items()}
         record.load(twins, memo)
-        gradients = [(each, each.grad) for each in parameters.values()]
+        gradients = [(each, each.grad) for each in self._parts.parameters().values()]
         for each, _ in gradients:
             each.grad = None
         try:
@@ -123,15 +122,12 @@ class Rehearsal:
         if any(id(each) in memo for each in self._parts.optimizers.values()):
             self.why = f"{what}; the function may read the optimizer"
             return ""
-        models = self._parts.models.values()
-        registered = {id(each) for model in models for each in (*model.parameters(), *model.buffers())}
-        changed = now.changed(record.marks, registered)
+        changed = [name for name, mark in now.marks(own).items() if record.marks.get(name) != mark]
         reads = f"It reads {shown(changed)}, which changes." if changed else "It reads something that changes."
         return (
             f"{what}: a stop would change the training. {reads} Give it to attach (`extra`), or make it a buffer of "
             "the model. If it is made anew for each step from step.number, give attach rehearse=False."
         )
-
 
     def _again(self, record: _Record, compute: Compute) -> Any:
         with rng.kept(), torch.enable_grad():
@@ -178,7 +174,7 @@ class _Record:
             self.problem = f"the step cannot be kept: {type(error).__name__}: {error}"
             return
         variables = _Variables(self.compute)
-        self.before, self.marks = dict(variables.values), variables.marks()
+        self.before, self.marks = dict(variables.values), variables.marks(_registered(self._parts))
 
     def end(self, loss: Any, scale: Any) -> None:
         """After its backward pass, whose gradients no other has been added to."""
@@ -255,7 +251,7 @@ class _Variables:
         function = _over(self._function, names, {**made, **{name: names[name] for name in self._functions}})
         return function if self._bound is None else types.MethodType(function, made["self"])
 
-    def marks(self, known: Set[int] = frozenset()) -> dict[str, Any]:
+    def marks(self, known: Set[int]) -> dict[str, Any]:
         """Of each tensor that it can reach, but for those `known`, a number that changes with its content."""
         found = {}
         for name, value in self.values.items():
@@ -265,9 +261,10 @@ class _Variables:
                 found[path] = fingerprint(tensor) if tensor.numel() <= 1 << 20 else (id(tensor), tensor._version)
         return found
 
-    def changed(self, marks: Mapping[str, Any], known: set[int]) -> list[str]:
-        """Names of tensors that are not as `marks` say, but for those `known`."""
-        return [path for path, mark in self.marks(known).items() if marks.get(path) != mark]
+
+def _registered(parts: Parts) -> set[int]:
+    """What of the models a checkpoint has, and buffers that it has not."""
+    return {id(each) for model in parts.models.values() for each in (*model.parameters(), *model.buffers())}
 
 
 def _gradients(parts: Parts) -> dict[str, Any]:

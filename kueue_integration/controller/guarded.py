@@ -14,10 +14,11 @@ from typing import Any
 
 from ..contract import job_names
 from ..errors import KubeError
+from ..fencing import is_fenced
 from ..job.view import Job
 from ..jobs.preflight import unguarded
 from ..kube.client import Kube
-from ..kube.resources import NAMESPACE, Object, admission_checks, finished, label
+from ..kube.resources import NAMESPACE, Object, finished, label
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +28,7 @@ LOOK_S = 300.0
 
 def to_guard(local_queues: Iterable[Mapping[str, Any]], cluster_queues: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the namespaces from which jobs of ours can be queued. Pure."""
-    fenced = {
-        queue["metadata"]["name"]
-        for queue in cluster_queues
-        if any(check.get("name") == job_names.ADMISSION_CHECK_NAME for check in admission_checks(queue))
-    }
+    fenced = {queue["metadata"]["name"] for queue in cluster_queues if is_fenced(queue)}
     return {
         str(queue["metadata"]["namespace"])
         for queue in local_queues
@@ -69,8 +66,7 @@ class Guarded:
         found = to_guard(self._local_queues(), self._cluster_queues())
         self._seen = {name: at for name, at in self._seen.items() if name in found}
         self._open &= found
-        seen = {name: at for name, at in self._seen.items() if name not in self._open}
-        due = [name for name in sorted(found) if now - seen.get(name, -LOOK_S) >= LOOK_S]
+        due = [name for name in sorted(found) if name in self._open or now - self._seen.get(name, -LOOK_S) >= LOOK_S]
         old = self._old() if due else set()
         for namespace in due:
             try:

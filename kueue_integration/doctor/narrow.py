@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..contract import job_names
+from ..fencing import is_fenced
 from ..kube.api import Kube
-from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object, admission_checks
+from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object
 from .check import FAIL, OK, REPAIR, Check, listing
 
 
@@ -36,17 +36,13 @@ def followed(kube: Kube, namespace: str, namespaces: Sequence[str]) -> Iterator[
 def _waiting(kube: Kube, namespaces: Sequence[str]) -> Iterator[str]:
     """LocalQueues of other namespaces that point to a fenced ClusterQueue, or to one of its cohort."""
     queues = {str(queue["metadata"]["name"]): queue for queue in kube.list(CLUSTER_QUEUE)}
-    fenced = {name for name, queue in queues.items() if _fenced(queue)}
+    fenced = {name for name, queue in queues.items() if is_fenced(queue)}
     cohorts = {_cohort(queues[name]) for name in fenced} - {""}
     ours = fenced | {name for name, queue in queues.items() if _cohort(queue) in cohorts}
     for queue in kube.list(LOCAL_QUEUE):
         where = str(queue["metadata"]["namespace"])
         if where not in namespaces and (queue.get("spec") or {}).get("clusterQueue") in ours:
             yield f"{where}/{queue['metadata']['name']}"
-
-
-def _fenced(queue: Object) -> bool:
-    return any(item.get("name") == job_names.ADMISSION_CHECK_NAME for item in admission_checks(queue))
 
 
 def _cohort(queue: Object) -> str:

@@ -205,7 +205,7 @@ class Keeper:
             return
         parts.compare(self.saved.meta)
         parts.prepare(self.saved.meta)
-        loaded = parts.room(self.saved.meta, parts.tree())
+        loaded = parts.with_extra_of(self.saved.meta, parts.tree())
         self._first.load(self.saved, loaded)
         parts.apply(loaded)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, WAITING, ApiServer, make_attempt, make_job, make_workload
 from test_train_operator import Airflow, airflow, end, job_of, kube, operator, submit  # noqa: F401 (fixtures)
 
@@ -184,7 +184,7 @@ def test_labels_of_the_task_on_job_and_pods(kube: FakeKube, airflow: Airflow) ->
     context["ti"].run_id, context["ti"].map_index = "scheduled__2026-01-01T00:00:00+00:00", 3
     op = operator(labels={"run": "{{ run_id }}", "team": "vision"})
     op.render_template_fields({"run_id": context["ti"].run_id})
-    with pytest.raises(BaseException, match=""):
+    with pytest.raises(TaskDeferred):
         op.execute(context)
     job = job_of(kube)
     for labels in (job["metadata"]["labels"], job["spec"]["template"]["metadata"]["labels"]):

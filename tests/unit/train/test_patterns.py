@@ -29,9 +29,7 @@ REFUSED = {
 
 
 def parts(nursery: Nursery, program: str, root: Path, **arguments: Any) -> list[list[Any]]:
-    return [
-        nursery.run(world, program, directory=str(root), stop=stop, **arguments) for world, stop in MOVES
-    ]  # fmt: skip
+    return [nursery.run(world, program, directory=str(root), stop=stop, **arguments) for world, stop in MOVES]
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
