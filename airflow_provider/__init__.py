@@ -13,7 +13,7 @@ from singularity_proxy.protocol import VERSION as VERSION
 PACKAGE = "airflow-provider-singularity"
 _GUIDES = ("/docs/operator.md", "/docs/start/first-dag.md")
 """In the checkout and the sdist."""
-_TRIGGERS = ("airflow_provider.triggers", "airflow_provider.assets")
+_TRIGGERS = ("airflow_provider.triggers", "airflow_provider.assets", "airflow_provider.awaited")
 _LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink", "OutputsLink")
 
 

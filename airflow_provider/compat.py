@@ -30,10 +30,12 @@ __all__ = [
     "set_xcom",
     "task_state",
     "task_state_from_trigger",
+    "task_state_or_none",
     "undecorated",
     "variable",
     "variable_from_trigger",
     "variable_of_server",
+    "xcom_of",
 ]
 
 
@@ -69,6 +71,17 @@ def task_state(ti: Any) -> str | None:
         dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
     )
     return _pick(states, ti)
+
+
+def task_state_or_none(ti: Any) -> str | None:
+    """As `task_state`, of any task instance of any Dag; None, too, where there is no such one. Raises what Airflow's
+    API raises."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
+    )
+    return _pick(states, ti) if states else None
 
 
 def variable(key: str) -> str | None:
@@ -118,6 +131,13 @@ async def set_xcom(ti: Any, key: str, value: Any) -> None:
         run_id=ti.run_id,
         map_index=-1 if ti.map_index is None else ti.map_index,
     )
+
+
+def xcom_of(ti: Any, key: str) -> Any:
+    """As `get_xcom`, for workers, of any task instance of any Dag."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    return XCom.get_one(key=key, dag_id=ti.dag_id, task_id=ti.task_id, run_id=ti.run_id, map_index=ti.map_index)
 
 
 async def get_xcom(ti: Any, key: str) -> Any:

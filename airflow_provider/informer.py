@@ -22,6 +22,7 @@ from kueue_integration.kube.interning import Strings
 from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, PROGRESS, WORKLOAD, Kind, Object, label
 
 from .cluster import connect_async
+from .identity import LABEL_OWNER
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,13 @@ BACKOFF_MAX_S = 30.0
 
 ALL = ""
 """Instead of a Job's name: a subscription to every managed Job of the namespace."""
+
+
+def owned_by(owner: str) -> str:
+    """Instead of a Job's name: a subscription to the Jobs of a task instance, whatever their names. No Job's name has a
+    slash."""
+    return f"owner/{owner}"
+
 
 _strings = Strings()
 _Key = tuple[int, str, str]
@@ -71,6 +79,10 @@ class Subscription:
     def jobs(self) -> Mapping[str, Object]:
         """Every managed Job of the namespace by name, without newer progress; one that changes is another object."""
         return self.informer.jobs
+
+    def owned(self, owner: str) -> list[Object]:
+        """The Jobs with this owner's label, without newer progress."""
+        return [job for job in self.informer.jobs.values() if label(job, LABEL_OWNER) == owner]
 
     @property
     def workload(self) -> Object | None:
@@ -286,6 +298,8 @@ class Informer:
             else:
                 self.jobs[name] = obj
             self._notify(name)
+            for subscription in self._by_name.get(owned_by(label(obj, LABEL_OWNER) or ""), ()):
+                subscription.notify()
             return
         uid = label(obj, KUEUE_JOB_UID_LABEL) or ""
         held = self.workloads.get(uid)

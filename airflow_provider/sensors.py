@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import datetime
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from airflow.sdk import BaseSensorOperator
+from airflow.sdk import BaseSensorOperator, conf
 from airflow.sdk.bases.sensor import PokeReturnValue
+from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from kueue_integration.contract import kinds
 from kueue_integration.errors import KubeError
-from kueue_integration.jobs.status import summarise
-from kueue_integration.kube.resources import Object, is_true
 
 from . import cluster, compat, parameters, submission
+from .awaited import ENDED_STATES, Looked, SingularityCheckpointWait, Wanted, look, recorded
 from .exceptions import SingularityProviderError
-from .identity import DEPLOYMENT, Claim, TaskKey
+from .identity import DEPLOYMENT, TaskKey
 from .reporting import add_to_events
+
+LINEAGE = "lineage"
+"""XCom of the training that outlasts its Job."""
 
 
 class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
     """Succeed when the training task has a checkpoint that is new enough; its XCom is that checkpoint.
 
     The XCom is `{"job", "namespace", "id", "attempt", "step", "committed_at", "bytes", "url", ...}`. `verbs.JobVerbs`
-    exports that checkpoint for the next task. `mode="reschedule"` (the default here) holds no worker slot in between.
-    A training that has ended without such a checkpoint fails the sensor at once. The
-    event of every asset in `outlets` has it in `extra["training"]["checkpoint"]`; for one event per checkpoint see
+    exports that checkpoint for the next task. No worker slot is held in between with `mode="reschedule"` (the default
+    here), nor with `deferrable=True`. If the Job is gone, the training's XCom `lineage` names its checkpoints. Once the
+    training's task is over without such a checkpoint, and no retry is left, the sensor fails at once. The event of
+    every asset in `outlets` has it in `extra["training"]["checkpoint"]`; for one event per checkpoint see
     `airflow_provider.assets`.
 
     :param training_task_id: the task made with SingularityTrainOperator or `@task.singularity_train` (templated)
@@ -42,6 +45,8 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         training has saved nothing for that long
     :param namespace: where the Job is; default: the connection's, else `default` (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`
+    :param deferrable: wait in a triggerer, with the one watch of the cluster that all share: seconds after the
+        checkpoint, and no worker starts to look. Default: Airflow's `[operators] default_deferrable`
     """
 
     template_fields: Sequence[str] = (
@@ -64,6 +69,7 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         namespace: str | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         mode: str = "reschedule",
+        deferrable: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(mode=mode, **kwargs)
@@ -75,6 +81,11 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         self.newer_than = newer_than
         self.max_age = max_age
         self.min_age = min_age
+        if deferrable is None:
+            deferrable = conf.getboolean("operators", "default_deferrable", fallback=False)
+        if not isinstance(deferrable, bool):
+            raise ValueError(f"deferrable = {deferrable!r}: must be True or False")
+        self.deferrable = deferrable
         self.namespace = namespace
         self.kubernetes_conn_id = kubernetes_conn_id
         for parameter, age in (("max_age", max_age), ("min_age", min_age)):
@@ -87,36 +98,97 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         if not parameters.is_open(newer_than):
             moment(newer_than)
 
+    def execute(self, context: Any) -> Any:
+        """Wait in the worker, or in a triggerer if `deferrable`."""
+        if not self.deferrable:
+            return super().execute(context)
+        return self.execute_complete(context)
+
+    def execute_complete(self, context: Any, event: Any = None, since: float | None = None) -> Any:
+        """Look; defer, and be called again, if there is nothing yet. Raises as `poke`."""
+        del event  # it only says that there is something to be seen
+        now = time.time()
+        since = now if since is None else since
+        seen = self.poke(context)
+        if seen.is_done:
+            return seen.xcom_value
+        left = self.timeout - (now - since)
+        if left <= 0:
+            raise AirflowSensorTimeout(f"No such checkpoint of {self.training_task_id} within {self.timeout:.0f} s")
+        trigger = SingularityCheckpointWait(
+            self.kubernetes_conn_id,
+            self._namespace(),
+            asdict(self._key(context["ti"])),
+            sorted({"", compat.variable(DEPLOYMENT) or ""}),
+            asdict(self._wanted()),
+        )
+        timeout = datetime.timedelta(seconds=left)
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"since": since}, timeout=timeout)
+        return None  # not reached: `defer` raises
+
     def poke(self, context: Any) -> PokeReturnValue:
         """One look. Raises SingularityProviderError when no such checkpoint can come any more."""
-        ti = context["ti"]
-        key = TaskKey(
-            self.training_dag_id or ti.dag_id,
-            self.training_run_id or ti.run_id,
-            self.training_task_id,
-            self.training_map_index,
-        )
-        now = time.time()
-        after = max(moment(self.newer_than), now - self.max_age.total_seconds() if self.max_age else 0.0)
-        before = math.inf if self.min_age is None else now - self.min_age.total_seconds()
+        key = self._key(context["ti"])
+        self._check_task(key, context["ti"])
+        wanted, now = self._wanted(), time.time()
         try:
             kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
             deployments = {"", compat.variable(DEPLOYMENT) or ""}
             owned = submission.owned_jobs(kube, self.namespace or default_namespace, key, deployments)
-            found, over = look(owned, whole(self.min_step), after, before)
         except KubeError as error:
             if not error.transient:
                 raise SingularityProviderError(str(error)) from error
             self.log.warning("The Kubernetes API does not answer, looking again later: %s", error)
             return PokeReturnValue(is_done=False)
-        if over and self.min_age is not None:
-            found = None  # a training that has ended saves no more: nothing to be warned of
+        looked = look(owned, wanted, now)
+        found = looked.found
+        if found is None and (looked.over or not looked.there):
+            found = self._left(key, looked, wanted, now)
         if found is not None:
             self.log.info("Checkpoint %s at step %s", found["id"], found.get("step"))
             add_to_events(context, self.outlets, {"checkpoint": found})
-        elif over:
-            raise SingularityProviderError(f"The training {key.task_id} has ended without such a checkpoint")
         return PokeReturnValue(is_done=found is not None, xcom_value=found)
+
+    def _left(self, key: TaskKey, looked: Looked, wanted: Wanted, now: float) -> dict[str, Any] | None:
+        """No Job lives: a checkpoint that the record of the task names, or None while a Job may still come.
+
+        Raises SingularityProviderError when none does.
+        """
+        try:
+            state = compat.task_state_or_none(key)
+        except Exception as error:  # of Airflow's API; then the Job says it alone, as long as it is there
+            self.log.warning("Airflow does not say how %s is, looking again later: %s", key.task_id, error)
+            return None
+        if state not in ENDED_STATES:
+            return None
+        found = None if looked.there else recorded(compat.xcom_of(key, LINEAGE), wanted, now)
+        if found is None:
+            where = "" if looked.there else ", no Job of it is left, and its XCom lineage names none"
+            raise SingularityProviderError(
+                f"The training {key.task_id} has ended without such a checkpoint: it is {state}{where}; one comes only "
+                f"if it is cleared"
+            )
+        return found
+
+    def _check_task(self, key: TaskKey, ti: Any) -> None:
+        dag = self.get_dag()
+        if dag is not None and (key.dag_id, key.run_id) == (ti.dag_id, ti.run_id) and key.task_id not in dag.task_dict:
+            raise SingularityProviderError(
+                f"training_task_id = {key.task_id!r}: Dag {key.dag_id} has no such task; of another Dag: give "
+                f"training_dag_id, too"
+            )
+
+    def _key(self, ti: Any) -> TaskKey:
+        """Of the training."""
+        dag_id, run_id = self.training_dag_id or ti.dag_id, self.training_run_id or ti.run_id
+        return TaskKey(dag_id, run_id, self.training_task_id, self.training_map_index)
+
+    def _wanted(self) -> Wanted:
+        ages = (None if age is None else age.total_seconds() for age in (self.max_age, self.min_age))
+        return Wanted(whole(self.min_step), moment(self.newer_than), *ages)
+
+    def _namespace(self) -> str:
+        return self.namespace or cluster.connect(self.kubernetes_conn_id)[1]
 
 
 def whole(value: int | str | None) -> int:
@@ -140,22 +212,3 @@ def moment(value: str | float | None) -> float:
     except ValueError:
         raise SingularityProviderError(f"newer_than = {value!r}: give ISO 8601 or Unix seconds") from None
     return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).timestamp()
-
-
-def look(
-    owned: Iterable[Object], min_step: int, after: float, before: float = math.inf
-) -> tuple[dict[str, Any] | None, bool]:
-    """The newest checkpoint of the current one of a task's Jobs if it is good enough, and whether that Job has ended.
-
-    Good: at least `min_step` steps, committed after `after`, and none committed after `before`, both Unix seconds.
-    """
-    jobs = [(claim, job) for job in owned if (claim := Claim.of_job(job))]
-    if not jobs:
-        return None, False
-    _, job = max(jobs, key=lambda pair: pair[0].generation)
-    every = summarise(job, None, ()).checkpoints
-    checkpoints = [c for c in every if not c.get("unusable") and not c.get("side_branch")]
-    good = [c for c in checkpoints if (c.get("step") or 0) >= min_step and (c.get("committed_at") or 0) > after]
-    whose = {"job": kinds.job_key(job), "namespace": job["metadata"].get("namespace", "default")}
-    found = {**whose, **good[-1]} if good and (checkpoints[-1].get("committed_at") or 0) <= before else None
-    return found, is_true(job, "Complete") or is_true(job, "Failed")
