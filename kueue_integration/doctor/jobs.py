@@ -30,7 +30,7 @@ def running(kube: Kube, namespace: str, now: float, platform: PlatformConfig | N
     yield from _images(kube, unfinished)
     if platform is not None:
         yield from authorities.strangers(platform, unfinished)
-        yield from _levels(platform, unfinished)
+        yield from _levels(kube, namespace, platform, unfinished)
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and finished(job) is None]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
@@ -57,12 +57,14 @@ def _images(kube: Kube, jobs: Sequence[Object]) -> Iterator[Check]:
             yield Check(f"job {kinds.job_key(job)}", FAIL, lost, fix)
 
 
-def _levels(platform: PlatformConfig, jobs: Sequence[Object]) -> Iterator[Check]:
+def _levels(kube: Kube, namespace: str, platform: PlatformConfig, jobs: Sequence[Object]) -> Iterator[Check]:
     """Jobs of before `pods.privileges=userns`: the guard lets those go on whose pods Kubernetes makes from their own
-    template. A JobSet has its Jobs made anew, which are new Jobs to the guard."""
+    template. A JobSet has its Jobs made anew, and a TrainJob its JobSet's, which are new Jobs to the guard."""
     if platform.privileges != USER_NAMESPACE:
         return
-    before = [job for job in jobs if states.privileges(job) == NODE]
+    whole = [job for job in jobs if not kinds.is_job(job)]
+    workloads = kube.workloads_by_job(namespace, whole) if whole else {}
+    before = [job for job in jobs if states.privileges(job, workloads.get(job["metadata"]["uid"])) == NODE]
     going_on = [kinds.job_key(job) for job in before if kinds.is_job(job)]
     if going_on:
         words = f"{len(going_on)} of before pods.privileges=userns keep capabilities on the node: {listing(going_on)}"

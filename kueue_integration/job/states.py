@@ -16,7 +16,7 @@ from singularity_proxy.protocol.messages import LAST_WORDS_BYTES, LastWords
 
 from ..contract import job_names, kinds
 from ..kube import devices, server_time
-from ..kube.resources import condition, is_true, label
+from ..kube.resources import TRAINJOB, condition, is_true, label
 from ..kube.resources import finished as finished
 
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
@@ -116,13 +116,18 @@ def created(obj: Mapping[str, Any]) -> float:
     return server_time.parse(str(obj["metadata"]["creationTimestamp"]))
 
 
-def privileges(job: Mapping[str, Any]) -> str:
-    """Say where the capabilities of the Job's pods count; "" where its training container has none, or is not seen."""
-    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
-    trains = [c for c in pod.get("containers") or () if c.get("name") == job_names.CONTAINER_TRAIN]
-    if not any(((c.get("securityContext") or {}).get("capabilities") or {}).get("add") for c in trains):
-        return ""
-    return user_namespace.USER_NAMESPACE if pod.get("hostUsers") is False else user_namespace.NODE
+def privileges(job: Mapping[str, Any], workload: Mapping[str, Any] | None = None) -> str:
+    """Say where the capabilities of the Job's pods count; "" where its training container has none, or is not seen.
+
+    `workload`: its podsets have the whole pod template of a TrainJob, which itself says only what its runtime does not.
+    """
+    train = kinds.CONTAINER_NODE if job.get("kind") == TRAINJOB.name else job_names.CONTAINER_TRAIN
+    for owner in (job.get("spec") or {}, *((((workload or {}).get("spec")) or {}).get("podSets") or ())):
+        pod = (owner.get("template") or {}).get("spec") or {}
+        trains = [c for c in pod.get("containers") or () if c.get("name") == train]
+        if any(((c.get("securityContext") or {}).get("capabilities") or {}).get("add") for c in trains):
+            return user_namespace.USER_NAMESPACE if pod.get("hostUsers") is False else user_namespace.NODE
+    return ""
 
 
 def rights(container: Mapping[str, Any]) -> dict[str, Any]:

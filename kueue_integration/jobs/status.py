@@ -118,8 +118,7 @@ class JobStatus(JobLine):
 
 
 def _why_level(job: Mapping[str, Any]) -> str:
-    text = Job.parse(job).text(job_names.ANN_PRIVILEGES_WHY) if states.privileges(job) else ""
-    return (text or "")[:MOST_WHY]
+    return (Job.parse(job).text(job_names.ANN_PRIVILEGES_WHY) or "")[:MOST_WHY]
 
 
 def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
@@ -150,6 +149,7 @@ def summarise(
     spent = cost.of_history(attempts, until, alive)
     seen_job = Job.parse(job)
     running = line.phase == Phase.RUNNING
+    level = states.privileges(job, workload)
     return JobStatus(
         **vars(line),
         uid=job["metadata"]["uid"],
@@ -161,8 +161,8 @@ def summarise(
         steps_lost=attempt_records.all_steps_lost(attempts),
         seconds_lost=lost_time.of_job(job).total,
         saveable=saveable.current(job) if last is not None else None,
-        privileges=states.privileges(job),
-        privileges_why=_why_level(job),
+        privileges=level,
+        privileges_why=_why_level(job) if level else "",
         outputs_to=seen_job.outputs or "",
         outputs=readable_or(seen_job.outputs_stored, None),
         attempts=attempts,

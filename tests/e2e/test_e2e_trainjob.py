@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_kinds import QUOTA, adopt, goes_through_everything, rows_of
+from faults import Faults
+from other_kinds import QUOTA, adopt, ctl, goes_through_everything, rows_of
 from plain_jobs import plain_training
 from rows import SCRIPT, Rows
 
 from kueue_integration.adoption.trainjob import RUNTIME
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.resources import JOBSET, TRAINING_RUNTIME, TRAINJOB, Object
+from kueue_integration.spec.platform_config import AUTO, NODE, USER_NAMESPACE
 from localcluster.addons import trainer
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -61,6 +63,23 @@ def test_a_trainjob_is_preempted_moved_paused_and_loses_no_step(rows: Rows, tmp_
     child = rows.kube.get(JOBSET, rows.namespace, "kubeflow")  # made by Trainer's own controller
     assert child["metadata"]["ownerReferences"][0]["kind"] == "TrainJob"
     goes_through_everything(rows, training, TRAINJOB)
+
+
+def test_a_trainjob_of_before_the_default_goes_on_with_it(rows: Rows, tmp_path: Path) -> None:
+    """Trainer makes the JobSet anew from the runtime for each attempt: a level of its own would be refused there."""
+    faults = Faults(rows.stage, rows.namespace)
+    faults.upgrade(pods__privileges=NODE)
+    training, job = plain_training(rows, "before", label=False)
+    adopt(rows, as_trainjob(job), tmp_path)
+    training.until_steps(5)
+    faults.upgrade(pods__privileges=AUTO)
+    assert "user namespaces" in ctl(rows, "doctor")
+    ctl(rows, "migrate", "before", "--flavor", "spot", "--wait")
+    last = training.finish()
+    training.assert_exact(last)
+    assert (last.privileges, len(last.attempts), last.steps_lost) == (NODE, 2, 0)
+    ctl(rows, "delete", "before", "--wait")
+    faults.upgrade(pods__privileges=USER_NAMESPACE)
 
 
 def test_what_trainer_lets_nobody_change_while_it_is_suspended(rows: Rows, tmp_path: Path) -> None:

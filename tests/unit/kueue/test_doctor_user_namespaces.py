@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from adoption_cases import jobset
-from kueue_samples import PLATFORM, cluster, spec
+from adoption_cases import jobset, trainjob
+from kueue_samples import PLATFORM, cluster, spec, workload
 
 from kueue_integration import doctor
 from kueue_integration.adoption.jobset import adopted_jobset
+from kueue_integration.adoption.trainjob import adopted_trainjob, runtime
 from kueue_integration.doctor import jobs, user_namespaces
 from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL, TRAINJOB
 from kueue_integration.manifests import job_manifests
-from kueue_integration.spec.platform_config import USER_NAMESPACE
+from kueue_integration.spec.platform_config import AUTO, USER_NAMESPACE
 
 OWN = replace(PLATFORM, privileges=USER_NAMESPACE)
 ABLE = [{"name": "", "features": {"userNamespaces": True}}, {"name": "runc", "features": {"userNamespaces": True}}]
@@ -74,12 +76,20 @@ def test_a_node_that_cannot_fails_the_check_where_the_platform_gives_such_pods_o
 def test_jobs_of_before_the_switch_are_named_and_those_that_would_get_no_pods_fail_the_check() -> None:
     earlier = job_manifests.job(spec(name="earlier"), PLATFORM)
     now = job_manifests.job(spec(name="now"), OWN)
-    kube = cluster(earlier, now, adopted_jobset(jobset(), PLATFORM))
+    others = [adopted_jobset(jobset(), PLATFORM), adopted_trainjob(trainjob(), PLATFORM)]
+    kube = cluster(earlier, now, *others)
+    (replicated,) = runtime(PLATFORM)["spec"]["template"]["spec"]["replicatedJobs"]
+    mine = workload()
+    mine["metadata"]["labels"][KUEUE_JOB_UID_LABEL] = kube.get(TRAINJOB, "default", "mine")["metadata"]["uid"]
+    mine["spec"]["podSets"] = [{"template": replicated["template"]["spec"]["template"]}]
+    kube.put(mine)
     found = {check.name: check for check in jobs.running(kube, "default", 0.0, OWN)}
     kept = found["privileges of jobs"]
     assert (kept.status, kept.message.startswith("1 of before")) == (doctor.OK, True) and "earlier" in kept.message
-    (stuck,) = (check for check in found.values() if check.status == doctor.FAIL)
-    assert stuck.name.endswith(".jobset") and "the guard of pods refuses" in stuck.message
-    assert stuck.fix.endswith("--set pods.privileges=auto")
-    before = [check.name for check in jobs.running(kube, "default", 0.0, PLATFORM)]
-    assert not {"privileges of jobs", stuck.name} & set(before)
+    stuck = {check.name: check for check in found.values() if check.status == doctor.FAIL}
+    assert set(stuck) == {"job mine.jobset", "job mine.trainjob"}
+    for check in stuck.values():
+        assert "the guard of pods refuses" in check.message and check.fix.endswith("--set pods.privileges=auto")
+    for platform in (PLATFORM, replace(PLATFORM, privileges=AUTO)):
+        before = [check.name for check in jobs.running(kube, "default", 0.0, platform)]
+        assert not {"privileges of jobs", *stuck} & set(before), "an upgrade to the default strands nobody"

@@ -8,10 +8,13 @@ import threading
 from typing import Any
 
 import pytest
+from adoption_cases import trainjob
 from kueue_samples import PLATFORM, attempt, job, saved, spec, workload
 
+from kueue_integration.adoption import trainjob as rules_of_trainjob
+from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli import tables
-from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract import attempt_records, job_names, kinds
 from kueue_integration.contract.record_types import JobRequest, RequestStatus
 from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
 from kueue_integration.jobs.status import describe, follow, summarise, timings, to_json
@@ -79,6 +82,20 @@ def test_where_the_launchers_capabilities_count(engine: str, level: str, said: s
     assert [line for line in tables.detail(status).splitlines() if "Privileges:" in line] == (
         [f"Privileges:  {said}"] if said else []
     )
+
+
+@pytest.mark.parametrize("level", [NODE, USER_NAMESPACE])
+def test_where_those_of_a_trainjob_count_is_known_by_its_workload(level: str) -> None:
+    """Its pods are those of its runtime, of which it says nothing itself."""
+    platform = dataclasses.replace(PLATFORM, privileges=level)
+    job = adopted_trainjob(trainjob(), platform)
+    job = kinds.as_job({**job, "metadata": {**job["metadata"], "uid": "u-1"}})
+    assert summarise(job, None, []).privileges == ""
+    (made,) = rules_of_trainjob.runtime(platform)["spec"]["template"]["spec"]["replicatedJobs"]
+    found = workload()
+    found["spec"]["podSets"] = [{"name": "node", "template": made["template"]["spec"]["template"]}]
+    status = summarise(job, found, [])
+    assert (status.privileges, bool(status.privileges_why)) == (level, True)
 
 
 def test_how_much_of_a_checkpoint_is_saved_is_told_while_it_is_being_saved() -> None:
