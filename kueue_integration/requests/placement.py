@@ -13,13 +13,16 @@ from typing import Any
 
 from ..contract import job_names
 from ..contract.record_types import NodeRequirement, Placement
-from ..errors import Forbidden, PlatformError, SpecError
+from ..errors import ChartError, Forbidden, PlatformError, SpecError
+from ..job import states
 from ..job.unreadable import UnreadableAnnotation
 from ..job.view import ANYWHERE as ANYWHERE
 from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, is_true, label
 from ..manifests import pod_placement
+from ..spec import platform_config, privileges
+from ..spec.platform_config import USER_NAMESPACE
 
 HOSTNAME = "kubernetes.io/hostname"
 
@@ -92,7 +95,9 @@ def resolve(kube: Kube, job: Object, flavor: str | None, leave: Sequence[str], a
     flavors = _flavors(kube, job)
     if flavor is not None:
         check_flavor(flavor, flavors)
-        _check_wishes(_as_submitted(kube, job), flavor, flavors)
+        workload = kube.get_workload_for_job(job) or {}
+        _check_wishes(_as_submitted(job, workload), flavor, flavors)
+        _check_level(kube, states.privileges(job, workload), flavor)
     nodes = _list(kube, NODE) if leave or before.avoid_nodes else []
     known = {str(n["metadata"]["name"]): n for n in nodes}
     for node in leave:
@@ -137,9 +142,8 @@ def check_flavor(name: str, flavors: Sequence[Flavor]) -> None:
         )
 
 
-def _as_submitted(kube: Kube, job: Object) -> Mapping[str, Any]:
+def _as_submitted(job: Object, workload: Object) -> Mapping[str, Any]:
     """The job's pod template without what Kueue has added for a flavor."""
-    workload = kube.get_workload_for_job(job) or {}
     podsets = (workload.get("spec") or {}).get("podSets") or ()
     return (podsets[0] if podsets else job["spec"]).get("template") or {}
 
@@ -158,6 +162,19 @@ def _check_wishes(template: Mapping[str, Any], name: str, flavors: Sequence[Flav
     if name not in good:
         fix = f"does not have the labels of the job's node selector ({wanted}); flavors that have them: {_names(good)}"
         raise SpecError([("flavor", name, fix)])
+
+
+def _check_level(kube: Kube, level: str, name: str) -> None:
+    """A node of the flavor can give the user namespace that the job's pods have: they would not start there."""
+    if level != USER_NAMESPACE:
+        return
+    try:
+        why = privileges.lacking(platform_config.load(kube), name)
+    except ChartError:
+        return  # nobody knows, or not this user
+    if why:
+        fix = f"its pods have user namespaces, which no node of that flavor can give ({why}); a `fork` with"
+        raise SpecError([("flavor", name, f"{fix} --privileges node goes on there, if the platform allows it")])
 
 
 def _flavors(kube: Kube, job: Object) -> list[Flavor]:

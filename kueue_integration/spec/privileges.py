@@ -88,13 +88,17 @@ def problem(wish: object, platform: PlatformConfig | None) -> str:
         )
     if chosen(None if wish is None else str(wish), platform).name != USER_NAMESPACE:
         return ""
-    for name, told in sorted(platform.user_namespaces.items()):
-        if told.get(CAN) == NONE:
-            return (
-                f"no node of flavor {name} can give a pod a user namespace ({told.get(WHY)}); use another queue, "
-                "or engine 'state'"
-            )
+    for name in sorted(platform.user_namespaces):
+        if why := lacking(platform, name):
+            fix = "use another queue, or engine 'state'"
+            return f"no node of flavor {name} can give a pod a user namespace ({why}); {fix}"
     return ""
+
+
+def lacking(platform: PlatformConfig, flavor: str) -> str:
+    """Say what all nodes of the flavor lack for user namespaces; "" if one can give one, or nobody knows."""
+    told = platform.user_namespaces.get(flavor) or {}
+    return (told.get(WHY) or "not known") if told.get(CAN) == NONE else ""
 
 
 def narrowed(platform: PlatformConfig, flavors: set[str]) -> PlatformConfig:

@@ -43,7 +43,7 @@ class Chart:
     kubectl: Kubectl
     torch: Path
 
-    def upgrade(self, **values: bool | float | str | list[float] | Mapping[str, float]) -> None:
+    def upgrade(self, **values: bool | float | str | list[Any] | Mapping[str, float]) -> None:
         """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays. Returns when
         the controller that has them is ready.
 

@@ -29,6 +29,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pod_processes
 
@@ -169,7 +170,7 @@ class Faults:
             self.kube.create({**binding, "metadata": meta})
         wait_for(lambda: self._refuses(probe), "the policy is in force again", TIMEOUT_S, tick_s=0.1)
 
-    def upgrade(self, **values: bool | float | str | list[float]) -> None:
+    def upgrade(self, **values: bool | float | str | list[Any]) -> None:
         """Values of the chart, `a__b=1` for `a.b: 1`; the controller has them afterwards."""
         binaries = gobuild.build_all(cache_dir(), lambda text: None)
         Chart(self.config, binaries, for_cluster(self.config, binaries), self.config.root).upgrade(**values)

@@ -19,6 +19,7 @@ from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.resources import JOB
 from kueue_integration.requests import verbs
 from kueue_integration.spec import platform_config
+from localcluster.demo.wait import wait_for
 from singularity_proxy.protocol import user_namespace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -81,3 +82,28 @@ def test_a_job_moves_bit_identically_and_owns_nothing_of_the_node(rows: Rows, fa
     known = platform_config.load(rows.kube).user_namespaces
     assert {name: told["can"] for name, told in known.items()} == {"ondemand": "all", "spot": "all"}, known
     moves.assert_exact(status)
+
+
+@pytest.mark.full
+def test_a_volume_whose_ids_cannot_be_mapped_is_named_and_its_job_runs_on_the_node(rows: Rows, faults: Faults) -> None:
+    """One of the platform's: at `auto` a job's own keep it on the node. procfs cannot map ids, as NFS cannot."""
+    rows.submit = lambda spec: lifecycle.submit(rows.kube, spec, platform_config.load(rows.kube))
+    rows.queue("own", {"ondemand": "200m"})
+    faults.upgrade(pods__privileges=platform_config.AUTO)
+    known = platform_config.load(rows.kube)
+    volume = {"name": "unmapped", "hostPath": {"path": "/proc", "type": "Directory"}}
+    faults.upgrade(pods__volumes=[*known.volumes, volume])
+    mounts = [*known.volume_mounts, {"name": "unmapped", "mountPath": "/unmapped", "readOnly": True}]
+    faults.upgrade(pods__volumeMounts=mounts)
+    try:
+        tries = rows.train("tries", "own", workers=1)
+        said = wait_for(lambda: told if "idmap" in (told := tries.look().message) else "", "the reason", TIMEOUT_S)
+        rows.say(f"status: {said}")
+        assert "/unmapped" in said
+        rows.remove("tries")
+        goes = rows.train("goes", "own", workers=1, privileges=platform_config.NODE)
+        goes.until_steps(3)
+        assert goes.finish().privileges == platform_config.NODE
+    finally:
+        faults.upgrade(pods__volumeMounts=[*known.volume_mounts])
+        faults.upgrade(pods__volumes=[*known.volumes])

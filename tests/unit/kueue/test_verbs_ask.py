@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import kueue_samples as samples
 import pytest
@@ -30,6 +31,7 @@ from kueue_integration.kube.resources import (
 )
 from kueue_integration.requests import placement, user_requests, verbs
 from kueue_integration.requests.placement import HOSTNAME
+from kueue_integration.spec import platform_config
 from singularity_proxy.protocol.messages import from_json, to_json
 
 KUEUE = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
@@ -284,6 +286,26 @@ def test_a_flavor_without_the_labels_of_the_node_selector_is_no_place_to_go():
     workload["spec"]["podSets"] = [{"name": "main", "count": 4, **wish}]
     kube.put(workload)
     assert moved(kube, flavor="spot").flavors == ["spot"]
+
+
+def test_a_flavor_whose_nodes_give_no_user_namespace_is_no_place_for_a_job_that_has_one():
+    """Refused before it is stopped: its pods would not start there."""
+    container = {"name": job_names.CONTAINER_TRAIN, "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}
+    for host_users, can, refused in ((False, "none", True), (False, "all", False), (None, "none", False)):
+        own = running()
+        own["spec"]["template"] = {"spec": {"containers": [container], "hostUsers": host_users}}
+        kube = cluster(own)
+        told = {"spot": {"can": can, "why": "n3: Linux 5.15 is older than 6.3"}}
+        published = platform_config.to_json(replace(samples.PLATFORM, user_namespaces=told))
+        meta = {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE}
+        data = {platform_config.CONFIG_KEY: published}
+        kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+        if refused:
+            with pytest.raises(RequestRefusedError, match=r"no node of that flavor can give \(n3: Linux 5.15"):
+                verbs.migrate(kube, "default", "digits", flavor="spot")
+            assert untouched(kube)
+        else:
+            assert moved(kube, flavor="spot").flavors == ["spot"]
 
 
 def test_a_missing_permission_is_named():
