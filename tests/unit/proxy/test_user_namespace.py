@@ -3,6 +3,7 @@ and whoever breaks out of all that is inside the pod is nobody on the node."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]
 FIRST, OTHER = 100_000, 300_000
 """First uid of the host that is a pod's: two nodes give different ones."""
+BEYOND = 70_000
+"""A uid on the disk that no pod has: of an image, say."""
 
 SHARED = r"""
 import ctypes, mmap, os, threading
@@ -130,6 +133,29 @@ os.replace(__file__, "mapped")
 """
 
 
+THEIRS = r"""
+import os, threading, time
+
+path = "/theirs"
+kept = open(path)
+
+def looks():
+    while True:
+        kept.seek(0)
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+            may = "written"
+        except OSError:
+            may = "refused"
+        with open("seen", "a") as file:
+            file.write(f"{os.fstat(kept.fileno()).st_uid} {kept.read()} {may}\n")
+        time.sleep(0.01)
+
+threading.Thread(target=looks, daemon=True).start()
+"""
+"""A rank that keeps a file of somebody else's open."""
+
+
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
     def make(name: str, plan: object, module: str = "", uids: int | None = FIRST, source: Pod | None = None) -> Pod:
@@ -139,6 +165,9 @@ def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
         )
         (pod.volumes / "source/count.py").write_text(COUNTER)
         (pod.volumes / "source/extra.py").write_text(module)
+        theirs = pod.folder / "upper/theirs"
+        theirs.write_text("text")
+        os.chown(theirs, BEYOND, BEYOND)
         if source is not None:
             pod.bring(source, "c", 0)
         return pod.start()
@@ -232,6 +261,24 @@ def test_a_checkpoint_of_a_pod_without_a_user_namespace_goes_on_in_one_and_the_o
         old.delete()
         new = run(f"new-{number}", restore([0], 1), uids=second, source=old)
         counts_on(new, numbers(old.work(0) / "cwd/numbers")[-1])
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, FIRST), (FIRST, OTHER)], ids=["from the node", "to another"])
+def test_files_of_owners_that_the_namespace_has_not_are_nobodys_and_read_before_and_after_a_move(
+    run: Make, first: int | None, second: int
+) -> None:
+    """So are they in pods that a job of the node goes on in. Nobody in there may change them."""
+    old = run("old", fresh([0], 1), THEIRS, uids=first)
+    until(lambda: lines(old.work(0) / "cwd/seen"), "it looks", old)
+    assert dump(old, [0]).kind == "dumped", old.log()
+    seen = lines(old.work(0) / "cwd/seen")
+    assert set(seen) == {f"{BEYOND} text written" if first is None else "65534 text refused"}
+    old.delete()
+    new = run("new", restore([0], 1), THEIRS, uids=second, source=old)
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/seen"
+    until(lambda: len(lines(path)) > len(seen) + 3, "it goes on looking", new)
+    assert lines(path)[-1] == "65534 text refused"
 
 
 # --- who has broken out -----------------------------------------------------------------------------------------------
