@@ -129,7 +129,9 @@ async def serve(settings: config.Config) -> None:
 
     published = settings.published
     levels = FlavorLevels(kube, reconciler.world.nodes, reconciler.world.cluster_queues.all)
-    publisher = published and Publisher(kube, settings.namespace, published, lambda: keeper.leads, levels.known)
+    publisher = published and Publisher(
+        kube, settings.namespace, published, lambda: keeper.leads, levels.known, lambda: reconciler.guarded.problem
+    )
     keys = KeyKeeper(
         kube,
         Terms(settings.namespace, server_names(settings.namespace), settings.certificate_days, settings.secret_dir),

@@ -99,7 +99,7 @@ def made_of(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig) -> Obj
 def create(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig, dry_run: bool = False) -> Object:
     """Create the adopted form of a manifest. Raises SpecError, PlatformError, ConflictError, KubeError."""
     made = made_of(kube, job, platform)
-    preflight.followed(platform, made["metadata"]["namespace"])
+    preflight.taken(platform, made["metadata"]["namespace"])
     cluster_checks(kube, made)
     return judge.create(kube, made, dry_run)
 
@@ -114,7 +114,7 @@ def _of_queue(kube: Kube, platform: PlatformConfig, job: Mapping[str, Any]) -> P
 
 def preview(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
     """What `recreate` would create. Raises PlatformError, JobNotFoundError, ConflictError, SpecError, KubeError."""
-    preflight.followed(platform, namespace)
+    preflight.taken(platform, namespace)
     job = kube.find(JOB, namespace, name)
     if job is None:
         raise JobNotFoundError(f"there is no Job {name!r} in namespace {namespace!r}")

@@ -16,7 +16,7 @@ from ..contract import job_names
 from ..errors import KubeError
 from ..fencing import is_fenced
 from ..job.view import Job
-from ..jobs.preflight import unguarded
+from ..jobs.preflight import disarmed, unguarded
 from ..kube.client import Kube
 from ..kube.resources import NAMESPACE, Object, finished, label
 
@@ -55,9 +55,13 @@ class Guarded:
         """Those that were guarded once: if they lose the label, they get it again, whatever runs there."""
         self._open: set[str] = set()
         """Those that are not guarded, as far as we know."""
+        self.problem = ""
+        """What of the guard of pods is not in force in any namespace, as far as we know: see `installed`."""
 
     def why_not(self, namespace: str) -> str:
         """Say why no job begins in a namespace, "" where one does."""
+        if self.problem:
+            return disarmed(self.problem)
         return unguarded(namespace) if namespace in self._open else ""
 
     def keep(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..contract import job_names
+from ..guard import in_force
 from ..guard import names as guards
 from ..kube import server_time
 from ..kube.client import Kube
@@ -12,6 +13,8 @@ from ..kube.resources import ADMISSION_CHECK, ADMISSION_POLICY, ADMISSION_POLICY
 from .metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+_PARTS = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
 
 
 def claim_check(kube: Kube, name: str, now: float) -> None:
@@ -46,19 +49,23 @@ def claim_check(kube: Kube, name: str, now: float) -> None:
     log.info("AdmissionCheck %s is active", name)
 
 
-def count_missing_policies(kube: Kube, metrics: Metrics) -> None:
-    """The hold is an admission policy with its binding: without either, no preemption waits for a checkpoint."""
+def look_at_policies(kube: Kube, metrics: Metrics) -> str:
+    """Count and log the policies that are not in force. Return what of the guard of pods is not, "" if all of it is.
+
+    The hold is an admission policy with its binding: without either, no preemption waits for a checkpoint.
+    """
     missing = _missing(kube, job_names.HOLD_LEASE)
     metrics.set("singularity_hold_policy_missing", float(bool(missing)))
     if missing:
         log.error("no %s: preemption does not wait for checkpoints; upgrade the chart", missing)
-    unguarded = [what for policy in guards.POLICIES if (what := _missing(kube, policy))]
-    metrics.set("singularity_guard_policies_missing", float(len(unguarded)))
-    if unguarded:
-        log.error("no %s: tenants can write what is the platform's; upgrade the chart", ", ".join(unguarded))
+    objects = {name: [kube.find(kind, None, name) for kind in _PARTS] for name in guards.POLICIES}
+    problems = {name: text for name, found in objects.items() if (text := in_force.problem(name, *found))}
+    metrics.set("singularity_guard_policies_missing", float(len(problems)))
+    if problems:
+        log.error("%s: tenants can write what is the platform's; upgrade the chart", "; ".join(problems.values()))
+    return "; ".join(text for name, text in problems.items() if name in guards.OF_PODS)
 
 
 def _missing(kube: Kube, policy: str) -> str:
     """Which of a policy and its binding is missing, for people; "" if both exist."""
-    parts = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
-    return " and ".join(f"{kind.name} {policy}" for kind in parts if kube.find(kind, None, policy) is None)
+    return " and ".join(f"{kind.name} {policy}" for kind in _PARTS if kube.find(kind, None, policy) is None)

@@ -28,7 +28,7 @@ UNGUARDED_S = 5.0
 class Looks:
     """Looks at Jobs in our copies (`world`), and at the API server where a guard asks for it.
 
-    `now` gives the API server's time, Unix seconds. `unguarded` says why no job begins in a namespace, or "".
+    `now` gives the API server's time, Unix seconds. `unguarded` says why no job of ours begins in a namespace, or "".
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Looks:
         if begins is not None:
             self._begin(begins, seen)
             return
-        why = "" if seen.job.has_begun else self._unguarded(namespace)
+        why = self._unguarded(namespace) if seen.job.managed and not seen.job.has_begun else ""
         if why and seen.workload is not None and fence.asks(seen.workload, self._settings.check_name):
             self._begin(Wait(message=why), seen)
             again(UNGUARDED_S)

@@ -50,7 +50,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_leader": ("1 while this replica acts.", ()),
     "singularity_hold_policy_missing": ("1 while the hold's policy or its binding is not there.", ()),
-    "singularity_guard_policies_missing": ("Guard policies that are not there, or their binding.", ()),
+    "singularity_guard_policies_missing": ("Guard policies, or bindings, that are not there or refuse nothing.", ()),
     "singularity_certificate_expires_seconds": (
         "Unix time at which the certificate ends that this replica shows to pods.", ()),
     "singularity_keys_missing": ("1 while the Secret with the platform's keys is not there.", ()),

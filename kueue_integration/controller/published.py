@@ -42,7 +42,8 @@ class Settings:
 class Publisher:
     """Call `publish` with the keys in use. It writes if this replica acts and something differs.
 
-    `flavors` says which can give pods a user namespace; it is asked where the chart wants to know."""
+    `flavors` says which can give pods a user namespace; it is asked where the chart wants to know. `guard_problem` says
+    what of the guard of pods is not in force."""
 
     def __init__(
         self,
@@ -51,16 +52,17 @@ class Publisher:
         settings: Settings,
         leads: Callable[[], bool],
         flavors: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+        guard_problem: Callable[[], str] = str,
     ) -> None:
         self._kube, self._namespace, self._settings, self._leads = kube, namespace, settings, leads
-        self._flavors = flavors
+        self._flavors, self._guard_problem = flavors, guard_problem
         self._written: set[str] = set()
         self.adopts: PlatformConfig | None = None
         """What every replica adopts Jobs with; None without adoption, and before the keys are known."""
 
     def publish(self, found: Keys) -> None:
         """Raises KubeError, ChartError."""
-        platform = replace(self._settings.platform, controller_ca=found.bundle)
+        platform = replace(self._settings.platform, controller_ca=found.bundle, guard_problem=self._guard_problem())
         if platform.privileges != NODE:
             platform = replace(platform, user_namespaces=self._flavors())
         self.adopts = platform if self._settings.adoption else None

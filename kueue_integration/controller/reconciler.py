@@ -98,10 +98,10 @@ class Reconciler:
         )  # fmt: skip
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         queues = self.world.local_queues.all, self.world.cluster_queues.all
-        self._guarded = Guarded(kube, *queues, self.world.all_jobs)
+        self.guarded = Guarded(kube, *queues, self.world.all_jobs)
         machines_of = Machines(kube, self.world.nodes).of
         self.looks = Looks(
-            kube, settings, self.world, self.overdue, machines_of, metrics, now, self._guarded.why_not
+            kube, settings, self.world, self.overdue, machines_of, metrics, now, self.guarded.why_not
         )  # fmt: skip
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
         self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
@@ -273,11 +273,11 @@ class Reconciler:
                 queue.add(task, RESYNC_S / SLICES)
                 self._slice()
             elif task.kind == "policy":
-                installed.count_missing_policies(self._kube, self._metrics)
+                self.guarded.problem = installed.look_at_policies(self._kube, self._metrics)
             elif task.kind == "images":
                 self._images.keep()
             elif task.kind == "guard":
-                self._guarded.keep()
+                self.guarded.keep()
             else:
                 installed.claim_check(self._kube, self._settings.check_name, self._now())
             self._failures.pop(task, None)

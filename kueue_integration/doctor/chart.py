@@ -8,6 +8,7 @@ from typing import Any
 
 from ..contract import job_names
 from ..errors import ChartError, Forbidden, KubeError, NotFound
+from ..guard import in_force
 from ..guard import names as guard_names
 from ..kube.api import Kube
 from ..kube.resources import (
@@ -156,14 +157,9 @@ def guards(kube: Kube) -> Iterator[Check]:
     """The guard policies and their bindings are there and refuse what they find."""
     wrong: list[str] = []
     for name in guard_names.POLICIES:
-        rule, binding = (kube.find(kind, None, name) for kind in (ADMISSION_POLICY, ADMISSION_POLICY_BINDING))
-        missing = [kind.name for kind, obj in _parts(rule, binding) if obj is None]
-        if missing:
-            wrong.append(f"no {' and no '.join(missing)} {name}")
-        elif "Deny" not in ((binding or {}).get("spec") or {}).get("validationActions", ()):
-            wrong.append(f"the binding of {name} does not Deny")
-        elif ((rule or {}).get("spec") or {}).get("failurePolicy") != "Fail":
-            wrong.append(f"failurePolicy of {name} is not Fail")
+        policy, binding = (kube.find(kind, None, name) for kind in (ADMISSION_POLICY, ADMISSION_POLICY_BINDING))
+        if problem := in_force.problem(name, policy, binding):
+            wrong.append(problem)
     if kube.find(LEASE, _SYSTEM, job_names.TRUSTED_IMAGES_LEASE) is None:
         what = f"no Lease {_SYSTEM}/{job_names.TRUSTED_IMAGES_LEASE}: the guard of pods lets no pod in"
         yield Check("guard policies", FAIL, what, f"The controller makes it again; if it does not, upgrade:\n{REPAIR}")

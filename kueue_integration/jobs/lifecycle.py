@@ -45,7 +45,7 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
     """
     objects = render(spec, preflight.of_queue(kube, platform, spec.namespace, spec.queue))
     if existing(kube, spec) is None:
-        preflight.followed(platform, spec.namespace)
+        preflight.taken(platform, spec.namespace)
         preflight.cluster(kube, spec)
         for obj in objects:
             _create(kube, obj, dry_run=True)
@@ -63,7 +63,7 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
         job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
     adopted = existing(kube, spec)
     if adopted is None:
-        preflight.followed(platform, spec.namespace)
+        preflight.taken(platform, spec.namespace)
         preflight.cluster(kube, spec)
         try:
             found = _create(kube, job)

@@ -45,8 +45,10 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
     _fence(kube, spec.queue, name, target)
 
 
-def followed(platform: PlatformConfig, namespace: str) -> None:
-    """Raise PlatformError when the controller does not follow the jobs of `namespace`."""
+def taken(platform: PlatformConfig, namespace: str) -> None:
+    """Raise PlatformError when the controller begins no job of `namespace`, by what it has published."""
+    if platform.guard_problem:
+        raise PlatformError(disarmed(platform.guard_problem))
     if platform.namespaces and namespace not in platform.namespaces:
         raise PlatformError(
             f"namespace {namespace!r} is not one of those whose jobs the controller follows (chart value "
@@ -120,14 +122,12 @@ def _namespace(kube: Kube, spec: TrainSpec) -> None:
 
 
 _GUARDED = f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"
+_NOTHING_KEEPS = "nothing would keep its pods from hostPath, host namespaces and capabilities"
 
 
 def why_unguarded(namespace: str) -> str:
     """Return why no job begins in a namespace without the guard."""
-    return (
-        f"namespace {namespace} has no label {_GUARDED}, so nothing would keep its pods from hostPath, host namespaces "
-        "and capabilities"
-    )
+    return f"namespace {namespace} has no label {_GUARDED}, so {_NOTHING_KEEPS}"
 
 
 def guard_command(namespace: str) -> str:
@@ -138,6 +138,11 @@ def guard_command(namespace: str) -> str:
 def unguarded(namespace: str) -> str:
     """Return both in one sentence."""
     return f"{why_unguarded(namespace)}: {guard_command(namespace)}"
+
+
+def disarmed(problem: str) -> str:
+    """Return why no job begins anywhere, with the command that mends it: `problem` says what of the guard is wrong."""
+    return f"the guard of pods is not in force ({problem}), so {_NOTHING_KEEPS}: {job_names.UPGRADE}"
 
 
 def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:

@@ -19,6 +19,7 @@ from shell import Shell
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates
+from kueue_integration.errors import PlatformError
 from kueue_integration.guard import names as guards
 from kueue_integration.kube.resources import (
     ADMISSION_POLICY,
@@ -197,7 +198,11 @@ def test_policies_and_leases_are_deleted(rows: Rows, shell: Shell, job: Training
         rows.kube.delete(kind, None, hold)
         mended(rows, shell, "hold policy", f"no {kind.name} {hold}")
         rows.kube.delete(kind, None, guards.PODS)
+        wait_for(lambda: guards.PODS in load(rows.kube).guard_problem, "the controller has noticed", TIMEOUT_S)
+        with pytest.raises(PlatformError, match="the guard of pods is not in force"):
+            rows.train("later", "own")
         mended(rows, shell, "guard policies", f"no {kind.name} {guards.PODS}")
+        wait_for(lambda: not load(rows.kube).guard_problem, "jobs are taken again", TIMEOUT_S)
     for name in (hold, job_names.TRUSTED_IMAGES_LEASE):
         uid = rows.kube.get(LEASE, SYSTEM, name)["metadata"]["uid"]
         rows.kube.delete(LEASE, SYSTEM, name)

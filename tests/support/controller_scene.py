@@ -14,8 +14,9 @@ from kueue_integration.controller.actions import Decision
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.machines import MachinesOf, unknown
 from kueue_integration.controller.snapshot import Snapshot, Surroundings, Workload
+from kueue_integration.guard.names import POLICIES
 from kueue_integration.kube import server_time
-from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL
+from kueue_integration.kube.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, KUEUE_JOB_UID_LABEL
 from singularity_proxy.protocol import decode
 from singularity_proxy.protocol.messages import CheckpointRef, to_json
 
@@ -129,6 +130,16 @@ def workload(
         },
         "status": status,
     }
+
+
+def guard(*names: str) -> list[dict[str, Any]]:
+    """The chart's guard policies, or those named, with their bindings, as far as the controller looks."""
+    made = ((ADMISSION_POLICY, {"failurePolicy": "Fail"}), (ADMISSION_POLICY_BINDING, {"validationActions": ["Deny"]}))
+    return [
+        {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {"name": name}, "spec": dict(spec)}
+        for name in names or POLICIES
+        for kind, spec in made
+    ]
 
 
 def pod(

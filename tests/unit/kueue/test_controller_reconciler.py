@@ -189,6 +189,54 @@ def test_no_job_begins_in_a_namespace_that_is_not_guarded(world):
         time.sleep(0.02)
 
 
+HARM = {
+    "gone": (lambda kube, name: kube.delete(ADMISSION_POLICY, None, name), "no ValidatingAdmissionPolicy {}"),
+    "unbound": (
+        lambda kube, name: kube.delete(ADMISSION_POLICY_BINDING, None, name),
+        "no ValidatingAdmissionPolicyBinding {}",
+    ),
+    "audits": (
+        lambda kube, name: kube.patch(ADMISSION_POLICY_BINDING, None, name, {"spec": {"validationActions": ["Audit"]}}),
+        "the binding of {} does not Deny",
+    ),
+    "open": (
+        lambda kube, name: kube.patch(ADMISSION_POLICY, None, name, {"spec": {"failurePolicy": "Ignore"}}),
+        "failurePolicy of {} is not Fail",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", guards.OF_PODS)
+@pytest.mark.parametrize("harm", HARM)
+def test_no_job_begins_while_the_guard_of_pods_is_not_in_force(world, name, harm):
+    act, said = HARM[harm]
+    kube, reconciler = world(scene.job(), fresh(scene.workload()), *scene.guard())
+    act(kube, name)
+    for task in (Task("policy"), TASK):
+        reconciler.handle(task)
+    told = "the guard of pods is not in force (" + said.format(name)
+    assert check_of(kube)["state"] == "Pending" and check_of(kube)["message"].startswith(told)
+    assert job_names.UPGRADE in check_of(kube)["message"]
+    for part in scene.guard(name):
+        kube.put(part)
+    reconciler.handle(Task("policy"))
+    end = time.monotonic() + 10
+    while check_of(kube)["state"] != "Ready":  # our copy of the Workload is behind
+        assert time.monotonic() < end
+        reconciler.handle(TASK)
+        time.sleep(0.02)
+
+
+def test_without_the_guard_of_pods_jobs_that_have_begun_go_on_and_those_of_others_begin(world):
+    begun, theirs = scene.job(annotations={job_names.ANN_ATTEMPT: "1"}), scene.job()
+    theirs["metadata"]["labels"].pop(job_names.LABEL_MANAGED)
+    for job in (begun, theirs):
+        kube, reconciler = world(job, fresh(scene.workload()))
+        for task in (Task("policy"), TASK):
+            reconciler.handle(task)
+        assert reconciler.guarded.problem and check_of(kube)["state"] == "Ready"
+
+
 def test_a_first_admission_takes_two_requests(world):
     """The pods of a Job whose spec was never changed need no listing, and the version of our copy guards the Job."""
     job = scene.job()
@@ -574,18 +622,14 @@ def test_our_admission_check_is_made_active_and_others_left_alone(world):
     ],
 )
 def test_a_missing_policy_or_binding_is_counted_while_it_is_missing(world, name, metric):
-    def parts(name):
-        meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
-        return [{**meta, "kind": kind} for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")]
-
-    kube, reconciler = world(*(part for each in (job_names.HOLD_LEASE, *guards.POLICIES) for part in parts(each)))
+    kube, reconciler = world(*scene.guard(), *scene.guard(job_names.HOLD_LEASE))
 
     def missing():
         reconciler.handle(Task("policy"))
         return reconciler._metrics.value(metric)
 
     assert missing() == 0
-    for kind, part in zip((ADMISSION_POLICY, ADMISSION_POLICY_BINDING), parts(name), strict=True):
+    for kind, part in zip((ADMISSION_POLICY, ADMISSION_POLICY_BINDING), scene.guard(name), strict=True):
         kube.delete(kind, None, name)
         assert missing() == 1
         kube.create(part)
@@ -593,7 +637,7 @@ def test_a_missing_policy_or_binding_is_counted_while_it_is_missing(world, name,
 
 
 def test_only_the_replica_that_leads_writes(world):
-    kube, reconciler = world(scene.job(), fresh(scene.workload()))
+    kube, reconciler = world(scene.job(), fresh(scene.workload()), *scene.guard())
     leads = []
     reconciler.leads = lambda: bool(leads)
     for thread in reconciler._threads:

@@ -105,9 +105,13 @@ def hostile(number: int, annotations: dict[str, str], word: str = "hostile") -> 
     return [job, workload, scene.pod(0, job_name=name), scene.pod(1, job_name=name)]
 
 
-def _kube(*objects: dict[str, Any]) -> FakeKube:
+def _installed() -> list[dict[str, Any]]:
     meta = {"name": job_names.HOLD_LEASE, "namespace": "sys"}
-    return FakeKube({"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta}, *objects)
+    return [{"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta}, *scene.guard()]
+
+
+def _kube(*objects: dict[str, Any]) -> FakeKube:
+    return FakeKube(*_installed(), *objects)
 
 
 def answered(kube: FakeKube, name: str) -> bool:
@@ -301,9 +305,7 @@ class Held(FakeKube):
 
 
 def held(numbers: Iterable[int]) -> Held:
-    meta = {"name": job_names.HOLD_LEASE, "namespace": "sys"}
-    lease = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta}
-    return Held(lease, *(obj for number in numbers for obj in hostile(number, {}, "slow")))
+    return Held(*_installed(), *(obj for number in numbers for obj in hostile(number, {}, "slow")))
 
 
 @pytest.mark.parametrize("count", [1, WORKERS - 1])

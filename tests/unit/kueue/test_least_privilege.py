@@ -14,6 +14,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller import config
 from kueue_integration.controller.errors import ConfigError
 from kueue_integration.doctor import FAIL, OK, access
+from kueue_integration.guard import names as guards
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import (
     CLUSTER_QUEUE,
@@ -205,6 +206,8 @@ def test_a_real_controller_leads_with_the_rights_of_a_few_namespaces(tmp_path: P
             for where in ("three", None):
                 assert not cluster.kube.allowed("list", kind, where, user=access.USER)
         assert platform_config.load(cluster.kube).namespaces == ("one", "two")
+        told = lambda: platform_config.load(cluster.kube).guard_problem  # noqa: E731
+        cluster.until(lambda: guards.PODS in told(), "the chart's guard of pods is not installed here")
         for made in fenced_queue("one"):
             cluster.kube.create(made)
         guarded = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}

@@ -12,15 +12,17 @@ import pytest
 from api_server import ApiServer
 from kueue_samples import PLATFORM
 
-from kueue_integration.adoption import review, trainjob
+from kueue_integration.adoption import recreate, review, trainjob
 from kueue_integration.contract import job_names
 from kueue_integration.controller import keys
 from kueue_integration.controller.published import Publisher, Settings
-from kueue_integration.errors import AlreadyExists, ChartError, KubeError
+from kueue_integration.errors import AlreadyExists, ChartError, KubeError, PlatformError
+from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.api import Kube
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, MUTATING_WEBHOOK, TRAINING_RUNTIME, Object
 from kueue_integration.spec import platform_config
+from kueue_integration.spec.train_spec import TrainSpec
 
 SYSTEM, NAME = job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP
 HELM = {"meta.helm.sh/release-name": "singularity", "meta.helm.sh/release-namespace": SYSTEM}
@@ -88,6 +90,22 @@ def test_clients_read_the_charts_settings_with_all_authorities(kube: Kube) -> No
     version = kube.get(CONFIG_MAP, SYSTEM, NAME)["metadata"]["resourceVersion"]
     publisher.publish(MORE)
     assert kube.get(CONFIG_MAP, SYSTEM, NAME)["metadata"]["resourceVersion"] == version
+
+
+def test_clients_read_what_of_the_guard_of_pods_is_not_in_force(kube: Kube) -> None:
+    problem = "no ValidatingAdmissionPolicy singularity-guard-pods"
+    publisher = Publisher(kube, SYSTEM, Settings(CHART), lambda: True, guard_problem=lambda: problem)
+    publisher.publish(KEYS)
+    platform = platform_config.load(kube)
+    spec = TrainSpec(name="t", queue="q", namespace="team", command=["true"], image="any:1", store="gs://b/c")
+    for submit in (lifecycle.submit, lifecycle.validate_only):
+        with pytest.raises(PlatformError, match=rf"not in force \({problem}\).*: {job_names.UPGRADE}"):
+            submit(FakeKube(), spec, platform)
+    with pytest.raises(PlatformError, match=problem):
+        recreate.preview(FakeKube(), "team", "t", platform)
+    problem = ""
+    publisher.publish(KEYS)
+    assert platform_config.load(kube).guard_problem == ""
 
 
 def trusted(kube: Kube) -> list[str]:
