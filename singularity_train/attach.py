@@ -129,7 +129,7 @@ def attach(
         engine = Framework(list(given.values()), seed, scaler)
     else:
         engine = VirtualRanks(list(models.values()), virtual_ranks, seed, buffers, scaler)
-    host = host or of_environment(directory, rank, workers)
+    host, reach = host or of_environment(directory, rank, workers), None
     try:
         parts, limits = Parts(models, optimizers, more), (steps, epochs, save_every)
         reach = Reach(parts)
@@ -142,6 +142,8 @@ def attach(
         host.attached(job.step)
     except BaseException:
         host.close()
+        if reach is not None:
+            reach.close()
         raise
     _current = weakref.ref(job)
     return job
@@ -182,8 +184,8 @@ def _check(
         held = [parameter for group in each.param_groups for parameter in group["params"]]
         if any(id(parameter) not in known for parameter in held):
             raise UsageError(f"optimizer {name}: it has parameters of no attached model. Attach that model too.")
-        # Some make their state at once, such as Adagrad.
-        stepped = any(state.get("step", 1) != 0 for state in each.state.values())
+        # Some make their state at once, such as Adagrad; a look at one makes it, empty.
+        stepped = any(state and state.get("step", 1) != 0 for state in each.state.values())
         if stepped or any(parameter.grad is not None for parameter in held):
             raise UsageError(
                 f"optimizer {name}: it has made a step, or has gradients. Call attach before the first step."

@@ -189,7 +189,7 @@ class Job:
 
     def _boundary(self) -> None:
         """Between two steps: the update is made, the position is that of the next step."""
-        self._reach.end_step()
+        self._inexact(self._reach.end_step(self.step - 1))
         self._host.report(asdict(self.progress))
         self._host.boundary(self.step, self._write_to)
         due = self._save_every is not None and self.step % self._save_every == 0
@@ -198,6 +198,13 @@ class Job:
         self._settle()
         self._pending = self._checkpoints.save_async(*self._state(), step=self.step)
         self._saved_step = self.step
+
+    def _inexact(self, found: list[str]) -> None:
+        for text in found:
+            log.warning("verdict: different. %s", text)
+        self.reasons = contract.unique(
+            [*self.reasons, *(contract.Reason(contract.Verdict.DIFFERENT, text) for text in found)]
+        )
 
     def _write(self) -> None:
         """Save now, unless this step is saved. Collective."""
@@ -314,6 +321,7 @@ class Job:
             return
         self._closed = True
         self._source.close()
+        self._reach.close()
         self._host.close()
         self._handed.close()
         self._settle()

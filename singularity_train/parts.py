@@ -70,6 +70,7 @@ class Parts:
 
     def __post_init__(self) -> None:
         self._frozen_at_first = self._frozen()
+        self._groups_at_first = {name: self._groups(each) for name, each in self.optimizers.items()}
 
     def parameters(self) -> dict[str, Any]:
         """By a name that tells the model where there are several."""
@@ -97,6 +98,8 @@ class Parts:
         numbers: dict[str, dict[str, Any]] = {}
         found: dict[str, dict[str, Any]] = {}
         for parameter, state in optimizer.state.items():
+            if parameter not in names:
+                raise StateError(f"optimizer {name}: it has state of no parameter of a model. Attach the model.")
             for key, value in state.items():
                 kept = found if isinstance(value, torch.Tensor) else numbers
                 kept.setdefault(names[parameter], {})[key] = value
@@ -106,6 +109,7 @@ class Parts:
         """What `compare` and `prepare` need, as JSON."""
         names = {parameter: place for place, parameter in self.parameters().items()}
         return {
+            "groups_at_first": self._groups_at_first,
             "parameters": {name: list(each.shape) for name, each in self.parameters().items()},
             "frozen": self._frozen(), "frozen_at_first": self._frozen_at_first, "extra": sorted(self.extra),
             "extra_state": {
@@ -115,7 +119,7 @@ class Parts:
             "optimizers": {
                 name: {
                     "class": type(optimizer).__name__,
-                    "groups": [[names[each] for each in group["params"]] for group in optimizer.param_groups],
+                    "groups": self._groups(optimizer),
                     "state": {
                         names[parameter]: {
                             key: _spec(value) for key, value in state.items() if isinstance(value, torch.Tensor)
@@ -126,6 +130,11 @@ class Parts:
                 for name, optimizer in self.optimizers.items()
             },
         }
+
+    def _groups(self, optimizer: Any) -> list[list[str]]:
+        """Names of the parameters of each group; "" for one of no model here."""
+        names = {parameter: place for place, parameter in self.parameters().items()}
+        return [[names.get(each, "") for each in group["params"]] for group in optimizer.param_groups]
 
     def _frozen(self) -> list[str]:
         return sorted(name for name, parameter in self.parameters().items() if not parameter.requires_grad)
@@ -170,6 +179,8 @@ class Parts:
         changed(saved["optimizers"].keys(), described["optimizers"].keys(), "optimizer")
         for name, past in saved["optimizers"].items():
             present = described["optimizers"][name]
+            if saved.get("groups_at_first", {}).get(name) == present["groups"]:
+                present = {**present, "groups": past["groups"]}  # `prepare` makes the same of them
             for what in ("class", "groups"):
                 if past[what] != present[what]:
                     was, is_ = (
@@ -183,9 +194,15 @@ class Parts:
         changed(saved["extra"], described["extra"], "scheduler, scaler or extra")
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Give the optimizers the tensors that the checkpoint has, for `tree` to be loaded into."""
+        """Give the optimizers the groups and tensors that the checkpoint has, for `tree` to be loaded into."""
         parameters = self.parameters()
         for name, optimizer in self.optimizers.items():
+            groups = [[parameters[each] for each in names] for names in saved["optimizers"][name]["groups"]]
+            del optimizer.param_groups[len(groups) :]
+            for group, held in zip(optimizer.param_groups, groups, strict=False):
+                group["params"][:] = held
+            for held in groups[len(optimizer.param_groups) :]:
+                optimizer.add_param_group({"params": held})
             for place, state in saved["optimizers"][name]["state"].items():
                 optimizer.state[parameters[place]] = {
                     key: room(parameters[place], *spec) for key, spec in state.items()

@@ -9,10 +9,12 @@ closure or a list is not seen, so the verdict is `unchecked` all the same.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import reduce
 from .errors import UsageError
@@ -20,13 +22,22 @@ from .parts import Parts, address, shown
 
 DEPTH = 3
 """How deep containers within an optimizer are looked into."""
-OWN = ("param_groups", "state", "defaults")
-"""Attributes of an optimizer that a checkpoint has."""
+OWN = ("param_groups", "state", "defaults", "_step_count")
+"""Attributes of an optimizer that a checkpoint has, or that torch counts for its warnings."""
+FIRST = 16
+"""Steps of a job in which a finding ends it. Later ones would lose much: they are told, and are in the verdict."""
+EVERY = 16
+"""Steps from one look at the copies of a model to the next, after the first ones."""
 
 
 def refuse(models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
     """:raises UsageError: a model or an optimizer whose state no checkpoint of ours can bring back"""
     for name, model in models.items():
+        unmade = [each for each, parameter in model.named_parameters() if torch.nn.parameter.is_lazy(parameter)]
+        if unmade:
+            raise UsageError(
+                f"model {name}: {shown(unmade)} have no shape so far. Call the model once on a batch before attach."
+            )
         parallel = [each for each, parameter in model.named_parameters() if _is_tensor_parallel(model, each, parameter)]
         if parallel:
             raise UsageError(
@@ -61,14 +72,19 @@ def _is_fully_sharded(module: Any) -> bool:
 
 
 class Reach:
-    """Looks on at the first step of an attempt. All ranks call its methods in the same places."""
+    """Looks on at the steps of an attempt. All ranks call its methods in the same places."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._groups = self._sizes()
-        self._copies: list[tuple[str, Any, list[tuple[int, int]]]] | None = None
+        self._names = self._named()
+        self._groups: list[int] = []
+        self._copies: list[tuple[str, weakref.ref[Any], list[tuple[int, int]]]] | None = None
         self._buffers: dict[str, tuple[Any, str, tuple[int, Any]]] = {}
-        self._seen = False
+        self._numbers: dict[str, Any] = {}
+        self._steps = 0
+        self._others: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """Optimizers that are not attached and have made steps, with the last one of the attempt."""
+        self._hook = _watched(weakref.WeakMethod(self._stepped))
 
     def agreed(self) -> None:
         """After all ranks have the same state, or should have. Collective.
@@ -86,13 +102,13 @@ class Reach:
                 )
 
     def begin_step(self) -> None:
-        """Before the first step computes anything."""
-        if self._seen or self._copies is not None:
+        """Before a step computes anything."""
+        if self._copies is not None:
             return
         known = self._known()
         shapes = [_shapes(model) for model in self._parts.models.values()]
         self._copies = [
-            (f"{type(module).__name__} with {len(_shapes(module))} parameters", module, _versions(module))
+            (f"{type(module).__name__} with {len(_shapes(module))} parameters", weakref.ref(module), _versions(module))
             for module in _modules()
             if _shapes(module) in shapes and not known & {address(each) for each in module.parameters()}
         ]
@@ -103,26 +119,68 @@ class Reach:
                     if buffer is not None:
                         self._buffers[f"{name}: {path}.{key}".replace(" .", " ")] = (module, key, _mark(buffer))
 
-    def end_step(self) -> None:
+    def end_step(self, number: int) -> list[str]:
         """After a step and its update.
 
-        :raises UsageError: something changed in the step that no checkpoint has
+        :param number: of the step, over all attempts
+        :returns: what has changed that no checkpoint has, where it is too late to end the job for it
+        :raises UsageError: the same, in the first steps; or no later attempt could go on from a checkpoint
         """
-        if self._sizes() != self._groups:
+        early, told = number < FIRST or not self._steps, []
+        if early:
+            self._model_holds()
+        if early or self._sizes() != self._groups:
+            self._groups_hold()
+        if early or number % EVERY == 0:
+            told += self._copies_hold()
+        told += self._others_hold()
+        if not self._steps:
+            self._buffers_hold()
+        if self._steps < 3:
+            for name, optimizer in self._parts.optimizers.items():
+                self._look_into(name, optimizer)
+        self._steps += 1
+        if told and early:
+            raise UsageError(told[0])
+        return told
+
+    def _groups_hold(self) -> None:
+        self._groups = self._sizes()
+        known = {id(each) for each in self._parts.parameters().values()}
+        for name, optimizer in self._parts.optimizers.items():
+            for place, group in enumerate(optimizer.param_groups):
+                strange = [list(each.shape) for each in group["params"] if id(each) not in known]
+                if strange:
+                    raise UsageError(
+                        f"optimizer {name}: group {place} has {len(strange)} parameters of no attached model (shape "
+                        f"{strange[0]}), and no later attempt could give them to it. Make all parameters before "
+                        "attach, attach the models that have them (model={...}), and replace none."
+                    )
+
+    def _model_holds(self) -> None:
+        names = self._named()
+        if names != self._names:
+            new, gone = names - self._names, self._names - names
+            what = f"has got {shown(new)}" if new else f"has lost {shown(gone)}"
             raise UsageError(
-                f"optimizer: its groups have {self._sizes()} parameters, and had {self._groups} at attach. A later "
-                "attempt makes it as it was at attach and could not go on. Give it all parameters at first, and freeze "
-                "those that are not trained yet (requires_grad_(False))."
+                f"model: it {what} since attach. A later attempt makes it as it was then, and could not go on. "
+                "Make all parameters before attach, and freeze those that are not trained yet (requires_grad_(False))."
             )
-        if self._seen or self._copies is None:
-            return
-        self._seen = True
-        for what, module, before in self._copies:
-            if _versions(module) != before:
-                raise UsageError(
+
+    def _copies_hold(self) -> list[str]:
+        told = []
+        for place, (what, made, before) in enumerate(self._copies or []):
+            module = made()
+            if module is not None and _versions(module) != before:
+                told.append(
                     f"a copy of the model ({what}) changes while it trains and is not attached: a stop would lose it. "
                     'Give it to attach, such as extra={"ema": averaged}.'
                 )
+                assert self._copies is not None
+                self._copies[place] = (what, made, _versions(module))
+        return told
+
+    def _buffers_hold(self) -> None:
         for what, (module, key, mark) in self._buffers.items():
             buffer = module._buffers.get(key)
             if buffer is None or _mark(buffer) != mark:
@@ -130,19 +188,61 @@ class Reach:
                     f"model {what} is a buffer that changes while it trains, and no state dictionary has it: a stop "
                     "would lose it. Register it with persistent=True."
                 )
-        for name, optimizer in self._parts.optimizers.items():
-            self._look_into(name, optimizer)
-        self._copies, self._buffers = None, {}
+        self._buffers = {}
+
+    def _stepped(self, optimizer: Any) -> None:
+        """An optimizer of this process has made a step."""
+        if self._copies is None or any(optimizer is each for each in self._parts.optimizers.values()):
+            return
+        held = [*self._parts.extra.values(), *self._parts.optimizers.values()]
+        if any(optimizer is own for each in held for own in (each, *getattr(each, "__dict__", {}).values())):
+            return
+        known = {id(each) for each in self._parts.parameters().values()}
+        ours = any(id(each) in known for group in optimizer.param_groups for each in group["params"])
+        before = self._others.get(id(optimizer))
+        again = before is not None and before[0]() is optimizer and before[1] != self._steps
+        self._others[id(optimizer)] = (weakref.ref(optimizer), -1 if ours or again else self._steps)
+
+    def _others_hold(self) -> list[str]:
+        """Of optimizers that step on what is attached, or in more than one step of the loop."""
+        found = [place for place, (_, last) in self._others.items() if last == -1]
+        told = []
+        for place in found:
+            optimizer = self._others.pop(place)[0]()
+            if optimizer is not None:
+                told.append(
+                    f"optimizer: {type(optimizer).__name__} makes steps in the loop and is not attached: a stop would "
+                    'lose its state. Make it before attach, and attach it with its model: optimizer={"a": ..., "b": '
+                    "...}, model={...}. To begin anew with other settings, change the groups of the attached one."
+                )
+        return told
+
+    def close(self) -> None:
+        """Look on no more."""
+        self._hook.remove()
+
+    def _named(self) -> set[str]:
+        return {name for model in self._parts.models.values() for name, _ in model.named_parameters()}
 
     def _look_into(self, name: str, optimizer: Any) -> None:
         parameters = {id(each) for each in self._parts.parameters().values()}
         kind = type(optimizer).__name__
-        lost = [str(key) for key in optimizer.state if id(key) not in parameters]
+        strange = [key for key in optimizer.state if id(key) not in parameters]
+        lost = [f"a tensor {list(key.shape)}" if isinstance(key, torch.Tensor) else str(key) for key in strange]
         hidden = [
             key
             for key, value in vars(optimizer).items()
             if key not in OWN and any(id(each) not in parameters for each in _tensors(value, DEPTH))
         ]
+        more = {key: value for key, value in vars(optimizer).items() if key not in OWN}
+        numbers = {key: value for key, value in more.items() if type(value) in (int, float)}
+        counted = [key for key, value in numbers.items() if self._numbers.get(f"{name}.{key}", value) != value]
+        self._numbers |= {f"{name}.{key}": value for key, value in numbers.items()}
+        if counted:
+            raise UsageError(
+                f"optimizer {name}: {kind} counts in an attribute ({shown(counted)}), which a checkpoint does not "
+                "have. Let it keep the number in param_groups, or use the process engine."
+            )
         if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             hidden += sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
         if lost or hidden:
@@ -167,13 +267,27 @@ class Reach:
         return found
 
 
+def _watched(stepped: weakref.WeakMethod[Any]) -> Any:
+    """A hook on the steps of all optimizers, which keeps nothing alive."""
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        call = stepped()
+        if call is not None:
+            call(optimizer)
+
+    return register_optimizer_step_post_hook(hook)
+
+
 def _modules() -> Iterator[Any]:
     """All modules of this process. `isinstance` would run code of objects that stand in for others."""
     return (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
 
 
 def _shapes(module: Any) -> frozenset[tuple[str, tuple[int, ...]]]:
-    return frozenset((name, tuple(each.shape)) for name, each in module.named_parameters())
+    made = ((name, each) for name, each in module.named_parameters() if not torch.nn.parameter.is_lazy(each))
+    return frozenset((name, tuple(each.shape)) for name, each in made)
 
 
 def _versions(module: Any) -> list[tuple[int, int]]:

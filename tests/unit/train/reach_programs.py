@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,16 +108,105 @@ def averaging(attached: bool, when: str = "before", pickled: bool = False) -> in
     return run(model, Updating(model.parameters()), **extra)
 
 
-def growing() -> int:
+def rarely_averaging(every: int) -> list[Any]:
+    """An average that begins after some steps: how far it came, and the verdict."""
     model = small()
-    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    averaged = Averaged(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with singularity_train.attach(
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=4, steps=40
+    ) as job:
+        for step in job:
+            step.backward(lambda batch: loss_of(model, batch))
+            optimizer.step()
+            if step.number and step.number % every == 0:
+                averaged.update(model)
+        return [job.step, job.verdict.value, job.inexact]
+
+
+def changing(what: str) -> int:
+    """A script that changes model or optimizer in step 1."""
+    model = small()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
 
     def body(step: Any) -> None:
         step.backward(lambda batch: loss_of(model, batch))
-        if step.number == 1:
-            optimizer.add_param_group({"params": list(model[2].parameters())})
+        if step.number == 1 and what == "group of others":
+            optimizers[0].add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+        if step.number == 1 and what == "model":
+            model.add_module("head", nn.Linear(4, 4))
+        if step.number == 1 and what == "parameter":
+            model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+        if what == "other optimizer":
+            other.step()
+        if step.number == 1 and what in ("optimizer", "optimizer without state"):
+            optimizers.append(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 * (what == "optimizer")))
+        if len(optimizers) > 1:
+            optimizers[1].step()
+        if what == "probe":  # made anew in each evaluation, and thrown away
+            probe = nn.Linear(4, 2)
+            fitted = torch.optim.Adam(probe.parameters())
+            probe(torch.ones(4)).sum().backward()
+            fitted.step()
+            fitted.step()
 
-    return run(model, optimizer, body)
+    temperature = torch.ones(1, requires_grad=True)
+    temperature.grad = torch.ones(1)
+    other = torch.optim.Adam([temperature])
+    return run(model, optimizers[0], body)
+
+
+class Counting(torch.optim.SGD):
+    """Every second step is another one, as Lookahead's are."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.done = 0
+
+    def step(self) -> None:
+        self.done += 1
+        super().step()
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """As the package of that name has it: the parameters are between an average and a fast copy; the state of the
+    schedule is in the groups, and `train` and `eval` move the parameters."""
+
+    def __init__(self, parameters: Any, lr: float = 0.05, beta: float = 0.9) -> None:
+        super().__init__(parameters, {"lr": lr, "beta": beta, "k": 0, "weight_sum": 0.0, "train_mode": False})
+
+    @torch.no_grad()
+    def _to(self, train_mode: bool) -> None:
+        for group in self.param_groups:
+            weight = 1 - group["beta"] if train_mode else 1 - 1 / group["beta"]
+            for parameter in group["params"] if group["train_mode"] != train_mode else ():
+                if "z" in self.state[parameter]:
+                    parameter.lerp_(self.state[parameter]["z"], weight)
+            group["train_mode"] = train_mode
+
+    def train(self) -> None:
+        self._to(True)
+
+    def eval(self) -> None:
+        self._to(False)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            if not group["train_mode"]:
+                raise RuntimeError("call train() before step()")
+            group["k"] += 1
+            group["weight_sum"] += group["lr"] ** 2
+            share = group["lr"] ** 2 / group["weight_sum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "z" not in state:
+                    state["z"] = parameter.clone()
+                parameter.lerp_(state["z"], share)
+                parameter.add_(parameter.grad, alpha=group["lr"] * (group["beta"] * (1 - share) - 1))
+                state["z"].sub_(parameter.grad, alpha=group["lr"])
 
 
 def own(kind: Any, wrap: bool = False) -> int:
@@ -163,7 +254,17 @@ CASES = {
     "attached copy": lambda: averaging(attached=True),
     "copy attached by functions": lambda: averaging(attached=True, pickled=True),
     "copy that rests": lambda: averaging(attached=False, when="never"),
-    "added group": growing,
+    "group of others": lambda: changing("group of others"),
+    "growing model": lambda: changing("model"),
+    "parameter replaced": lambda: changing("parameter"),
+    "new optimizer": lambda: changing("optimizer"),
+    "new optimizer without state": lambda: changing("optimizer without state"),
+    "optimizer of others": lambda: changing("other optimizer"),
+    "optimizers of a probe": lambda: changing("probe"),
+    "average that begins later": lambda: rarely_averaging(9),
+    "average that begins too late": lambda: rarely_averaging(17),
+    "lazy module": lambda: run(small(nn.LazyLinear(4))),
+    "counting": lambda: own(Counting),
     "wrapper": lambda: own(torch.optim.SGD, wrap=True),
     "hidden": lambda: own(Hidden),
     "global": lambda: own(Global),
@@ -180,35 +281,52 @@ def seen(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
     return {case: tried(CASES[case]) for case in cases}
 
 
-def resumed(rank: int, world: int, directory: str, kind: str, stop: int | None, steps: int = 6) -> dict[str, Any]:
-    """Weights and losses of a training that stops after `stop` steps."""
+def resumed(
+    rank: int, world: int, kind: str, stop: int | None, directory: str | None = None, steps: int = 9
+) -> dict[str, Any]:
+    """Weights and losses of a training that rank 0 stops in step `stop`."""
     torch.manual_seed(1)
     layers = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4), *([Statistics()] if kind == "statistics" else [])]
     model = (Copying if kind == "copying" else nn.Sequential)(*layers)
     if kind == "unfrozen":
         model[0].requires_grad_(False)
-    kind_of = {"adagrad": torch.optim.Adagrad, "rprop": torch.optim.Rprop}.get(kind, torch.optim.AdamW)
-    optimizer = kind_of(model.parameters())
+    kind_of = {"adagrad": torch.optim.Adagrad, "rprop": torch.optim.Rprop, "schedulefree": ScheduleFree}
+    trained = model[2:] if kind in ("groups", "more of a group") else model
+    optimizer = kind_of.get(kind, torch.optim.AdamW)(trained.parameters())
+    if kind == "schedulefree":
+        optimizer.train()
+    schedule = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)} if kind == "groups" else {}
     losses, later = [], Later()
     with singularity_train.attach(
-        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=4, steps=steps,
-        directory=directory, extra={"later": later} if kind == "lazy" else {},
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=8, steps=steps,
+        directory=directory, extra={"later": later} if kind == "lazy" else {}, **schedule,
     ) as job:  # fmt: skip
         for step in job:
             if kind == "unfrozen" and step.number == 2:
                 model[0].requires_grad_(True)
+            if kind == "groups" and step.number in (1, 4):
+                added = model[0].weight if step.number == 1 else model[0].bias
+                optimizer.add_param_group({"params": [added], "lr": 0.01, "initial_lr": 0.01})
+                schedule["scheduler"].base_lrs.append(0.01)
+            if kind == "more of a group" and step.number == 1:
+                optimizer.param_groups[0]["params"].extend(model[0].parameters())
             loss = step.backward(lambda batch: loss_of(model, batch))
             losses.append(loss.item())
             optimizer.step()
+            for each in schedule.values():
+                each.step()
+            if kind == "schedulefree" and step.number % 2:  # as for an evaluation
+                optimizer.eval()
+                optimizer.train()
             if kind == "lazy":
                 later.update(model, loss)
-            if job.step == stop:
-                break
-        job.save()
+            if step.number == stop and not rank:
+                os.kill(os.getpid(), signal.SIGTERM)
     values = {name: value.detach().flatten().tolist() for name, value in nn.Sequential.state_dict(model).items()}
     values |= {f"later {name}": value.flatten().tolist() for name, value in later.shadow.items()}
     values["best"] = None if later.best is None else [later.best.item()]
-    return {"losses": losses, "state": values, "verdict": job.verdict.value}
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return {"losses": losses, "state": values, "verdict": job.verdict.value, "groups": groups}
 
 
 def ranks_apart(rank: int, world: int, seeded: bool) -> list[Any]:

@@ -10,7 +10,15 @@ from torch_nursery import Nursery
 
 REFUSED = {
     "copy": ("UsageError", r"a copy of the model \(Sequential with 6 parameters\) changes while it trains"),
-    "added group": ("UsageError", r"its groups have \[2, 2\] parameters, and had \[2\] at attach"),
+    "group of others": ("UsageError", r"optimizer main: group 1 has 1 parameters of no attached model \(shape \[3\]\)"),
+    "parameter replaced": ("UsageError", r"group 0 has 1 parameters of no attached model \(shape \[16, 16\]\)"),
+    "growing model": ("UsageError", r"model: it has got head\.bias, head\.weight since attach"),
+    "new optimizer": ("UsageError", "SGD makes steps in the loop and is not attached"),
+    "new optimizer without state": ("UsageError", "SGD makes steps in the loop and is not attached"),
+    "optimizer of others": ("UsageError", "Adam makes steps in the loop and is not attached"),
+    "average that begins later": ("UsageError", r"a copy of the model \(Sequential with 6 parameters\) changes"),
+    "lazy module": ("UsageError", r"model main: 4\.bias, 4\.weight have no shape so far"),
+    "counting": ("UsageError", r"Counting counts in an attribute \(done\)"),
     "wrapper": ("UsageError", r"Wrapped wraps another optimizer \(inner\)"),
     "hidden": ("UsageError", r"Hidden keeps tensors outside its state \(momentum\)"),
     "global": ("UsageError", r"Global keeps state of no parameter \(steps\)"),
@@ -19,7 +27,16 @@ REFUSED = {
     "shuffle buffer": ("DataError", r"shuffles in a buffer \(BufferShuffledExamplesIterable\)"),
     "shuffle buffer within": ("DataError", r"shuffles in a buffer \(BufferShuffledExamplesIterable\)"),
 }
-TRAINED = ["attached copy", "copy attached by functions", "copy that rests", "lbfgs is fine", "kept buffer"]
+TRAINED = [
+    "attached copy", "copy attached by functions", "copy that rests", "lbfgs is fine", "kept buffer",
+    "optimizers of a probe",
+]  # fmt: skip
+MOVES = [(1, 2), (3, 5), (2, None)]
+"""Workers, and the step in which rank 0 is asked to stop."""
+RESUMED = [
+    "plain", "statistics", "copying", "unfrozen", "lazy", "adagrad", "rprop", "groups", "more of a group",
+    "schedulefree",
+]  # fmt: skip
 
 
 def test_what_would_be_lost_is_refused_in_the_first_steps(nursery: Nursery) -> None:
@@ -30,17 +47,25 @@ def test_what_would_be_lost_is_refused_in_the_first_steps(nursery: Nursery) -> N
     assert {case: found[case] for case in TRAINED} == {case: ["step", 3] for case in TRAINED}
 
 
-@pytest.mark.parametrize("kind", ["plain", "statistics", "copying", "unfrozen", "lazy", "adagrad", "rprop"])
+@pytest.mark.parametrize("kind", RESUMED)
 def test_a_resumed_training_is_the_one_that_was_not_stopped(nursery: Nursery, root: Path, kind: str) -> None:
-    """Buffers that forward replaces, a state_dict of copies, layers that are thawed on the way."""
-    whole_root, parts_root = root / "whole", root / "parts"
-    for each in (whole_root, parts_root):
-        each.mkdir(mode=0o755)
-    (whole,) = nursery.run(1, "reach_programs:resumed", directory=str(whole_root), kind=kind, stop=None)
-    (first,) = nursery.run(1, "reach_programs:resumed", directory=str(parts_root), kind=kind, stop=4)
-    (second,) = nursery.run(1, "reach_programs:resumed", directory=str(parts_root), kind=kind, stop=None)
-    assert first["losses"] + second["losses"][-2:] == whole["losses"]
-    assert second["state"] == whole["state"] and second["verdict"] == "unchecked"
+    """Buffers that forward replaces, a state_dict of copies, layers that are thawed or given to the optimizer later."""
+    (whole,) = nursery.run(1, "reach_programs:resumed", kind=kind, stop=None)
+    parts = [
+        nursery.run(world, "reach_programs:resumed", directory=str(root), kind=kind, stop=stop) for world, stop in MOVES
+    ]
+    assert [loss for ranks in parts for loss in ranks[0]["losses"]] == whole["losses"]
+    for each in parts[-1]:
+        assert {key: each[key] for key in ("state", "verdict", "groups")} == {
+            "state": whole["state"], "verdict": "unchecked", "groups": whole["groups"],
+        }  # fmt: skip
+
+
+def test_what_changes_late_is_in_the_verdict(nursery: Nursery) -> None:
+    """An error would cost what was trained so far."""
+    (found,) = nursery.run(1, "reach_programs:seen", cases=["average that begins too late"])
+    step, verdict, reasons = found["average that begins too late"][1]
+    assert (step, verdict) == (40, "different") and "a copy of the model" in reasons[0], found
 
 
 @pytest.mark.parametrize("seeded", [True, False])
