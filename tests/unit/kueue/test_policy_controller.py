@@ -17,7 +17,16 @@ from two_controllers import install
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names
-from kueue_integration.kube.resources import JOB, JOBSET, NAMESPACE, TRAINJOB, WORKLOAD, Kind, Object
+from kueue_integration.kube.resources import (
+    DISRUPTION_BUDGET,
+    JOB,
+    JOBSET,
+    NAMESPACE,
+    TRAINJOB,
+    WORKLOAD,
+    Kind,
+    Object,
+)
 from localcluster.api_server import any_of, api_server
 
 CRDS = os.environ.get("SINGULARITY_KUEUE_CRDS", "")
@@ -25,7 +34,10 @@ TEAM = "team"
 MANAGED = {job_names.LABEL_MANAGED: "true"}
 REFUSED = "singularity-controller changes no Job, JobSet, TrainJob or Workload without the label"
 OTHERS_STATUS = "writes nothing else of their status"
-RESOURCES = ("jobs", "jobsets", "trainjobs", "workloads", "workloads/status", "namespaces", "namespaces/status")
+RESOURCES = (
+    "jobs", "jobsets", "trainjobs", "workloads", "workloads/status", "namespaces", "namespaces/status",
+    "poddisruptionbudgets",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +191,27 @@ def test_jobs_of_others_are_left_alone(server: ApiServer, kind: Kind, body: Obje
     other = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta, "spec": {"suspend": True}}
     found = made_of(server, job("alone", {}) if kind is JOB else other)
     assert REFUSED in refused(server, found, body)
+
+
+def test_budgets_of_others_are_neither_changed_nor_removed(server: ApiServer) -> None:
+    def answers(name: str, labels: dict[str, str]) -> list[str]:
+        meta = {"name": name, "namespace": TEAM, "labels": labels}
+        kind = DISRUPTION_BUDGET
+        server.kube().create({"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta, "spec": {}})
+        kube, found = server.kube(CONTROLLER), []
+        for act in (
+            lambda: kube.patch(kind, TEAM, name, {"spec": {"minAvailable": 2}}),
+            lambda: kube.delete(kind, TEAM, name),
+        ):
+            try:
+                act()
+            except KubeError as error:
+                found.append(str(error))
+        return found
+
+    assert answers("ours", dict(job_names.MADE_BY_CONTROLLER)) == []
+    said = answers("theirs", {})
+    assert len(said) == 2 and all("no PodDisruptionBudget but its own" in each for each in said), said
 
 
 def test_what_is_ours_is_written_as_before(server: ApiServer) -> None:
