@@ -35,7 +35,7 @@ from ..manifests.pod import files_name
 from ..manifests.pod_placement import template_name
 from ..requests import user_requests, verbs
 from ..spec import platform_config, privileges, validation
-from ..spec.platform_config import NODE, USER_NAMESPACE
+from ..spec.platform_config import NODE, USER_NAMESPACE, PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import lifecycle, preflight, store_pod
 
@@ -173,8 +173,10 @@ def fork(
         raise SpecError(problems)
     if kube.find(JOB, namespace, new) is not None:
         raise ConflictError(f"Job {new!r} in namespace {namespace!r} exists already; choose another --name")
+    platform = platform_config.load(kube)
+    preflight.taken(platform, namespace)
     preflight.cluster(kube, spec)
-    given = _level(kube, source, spec.queue, level)
+    given = _level(kube, source, spec.queue, level, platform)
     workload = kube.get_workload_for_job(source)
     wanted = live_job.Fork(new, spec.queue, spec.priority_class, start.origin, tuple(command), given)
     made = live_job.forked(source, workload, wanted)
@@ -191,14 +193,16 @@ def fork(
     return Forked(namespace, new, job["metadata"]["uid"], start.job, start.ref.id, start.ref.step)
 
 
-def _level(kube: Kube, source: Object, queue: str, wish: str | None) -> privileges.Level | None:
-    """The level of a fork of `source`; None: as it is. Raises SpecError, ChartError."""
+def _level(
+    kube: Kube, source: Object, queue: str, wish: str | None, platform: PlatformConfig
+) -> privileges.Level | None:
+    """The level of a fork of `source`; None: as it is. Raises SpecError."""
     had = states.privileges(source)
     if not had:
         if wish is not None:
             raise SpecError([("privileges", wish, "must be left out: pods of engine 'state' have no capabilities")])
         return None
-    platform = preflight.of_queue(kube, platform_config.load(kube), _namespace(source), queue)
+    platform = preflight.of_queue(kube, platform, _namespace(source), queue)
     kept = wish is None and (had, platform.privileges) != (NODE, USER_NAMESPACE)
     if text := privileges.problem(had if kept else wish, platform):
         raise SpecError([("privileges", had if kept else wish, text)])

@@ -16,7 +16,8 @@ from kueue_integration.contract import branches, job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import JOB
+from kueue_integration.kube.resources import CONFIG_MAP, JOB
+from kueue_integration.spec import platform_config
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointRef, Origin, to_json
 from singularity_proxy.store import Store
@@ -61,6 +62,15 @@ def test_a_fork_of_the_state_engine_has_other_arguments_and_nothing_else(elastic
     lifecycle.submit(elastic, spec(name="new", engine="state", command=OTHER, identity=None), with_store(store))
     texts = [json.dumps(pod_of(elastic, name)).replace(f'"{name}', '"NAME') for name in ("twin", "new")]
     assert texts[0] == texts[1]
+
+
+def test_nothing_is_forked_while_the_guard_of_pods_is_not_in_force(kube: FakeKube, store: Store) -> None:
+    platform = replace(with_store(store), guard_problem="no ValidatingAdmissionPolicy singularity-guard-pods")
+    told = {"data": {platform_config.CONFIG_KEY: platform_config.to_json(platform)}}
+    kube.patch(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP, told)
+    done = run("fork", "digits", "--name", "twin")
+    assert done.exit_code != 0 and f"{platform.guard_problem})" in done.output and job_names.UPGRADE in done.output
+    assert kube.find(JOB, NS, "twin") is None and held(store) == {}
 
 
 @pytest.mark.parametrize("engine", [None, "both"])
