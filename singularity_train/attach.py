@@ -140,13 +140,22 @@ def attach(
         if start is not None:
             start.close()
         host.attached(job.step)
-    except BaseException:
+    except BaseException as error:
+        not_restored(host, error)
         host.close()
         if reach is not None:
             reach.close()
         raise
     _current = weakref.ref(job)
     return job
+
+
+def not_restored(host: Host, error: BaseException) -> None:
+    """Tell who has given the checkpoint that it is not whole; another one may be."""
+    from .storage import DamagedError
+
+    if isinstance(error, DamagedError) and host.start() is not None:
+        host.not_restored(str(error))
 
 
 def checkpoints_of(directory: Path | None) -> Any:

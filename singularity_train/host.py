@@ -48,6 +48,9 @@ class Host(Protocol):
     def attached(self, step: int) -> None:
         """The state is that after `step` steps; the loop may begin."""
 
+    def not_restored(self, why: str) -> None:
+        """The checkpoint of `start` is damaged. An exception ends the rank next, on all ranks."""
+
     def boundary(self, step: int, write: Write) -> None:
         """Between two steps, on each rank. It may wait, and call `write` if it does so on all ranks."""
 
@@ -114,6 +117,9 @@ class LocalHost:
 
     def attached(self, step: int) -> None:
         """The script knows it."""
+
+    def not_restored(self, why: str) -> None:
+        """The exception says it."""
 
     def boundary(self, step: int, write: Write) -> None:
         """A stop is agreed on in the step itself."""

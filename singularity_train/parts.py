@@ -179,7 +179,7 @@ class Parts:
         changed(saved["optimizers"].keys(), described["optimizers"].keys(), "optimizer")
         for name, past in saved["optimizers"].items():
             present = described["optimizers"][name]
-            if saved.get("groups_at_first", {}).get(name) == present["groups"]:
+            if saved.get("groups_at_first", {}).get(name) == self._groups_at_first[name]:
                 present = {**present, "groups": past["groups"]}  # `prepare` makes the same of them
             for what in ("class", "groups"):
                 if past[what] != present[what]:
@@ -203,6 +203,7 @@ class Parts:
                 group["params"][:] = held
             for held in groups[len(optimizer.param_groups) :]:
                 optimizer.add_param_group({"params": held})
+            optimizer.state.clear()
             for place, state in saved["optimizers"][name]["state"].items():
                 optimizer.state[parameters[place]] = {
                     key: room(parameters[place], *spec) for key, spec in state.items()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import contract, reduce, rng
-from ..attach import checkpoints_of
+from ..attach import checkpoints_of, not_restored
 from ..errors import ContractError, DataError, StateError, UsageError
 from ..handed import Handed
 from ..host import Host
@@ -200,13 +200,18 @@ class Keeper:
         """Go on from the last checkpoint, in place, if there is one. Collective.
 
         :raises ModelChangedError, OptimizerChangedError: it is one of another training
+        :raises DamagedError: it is not whole
         """
         if self.saved is None:
             return
         parts.compare(self.saved.meta)
         parts.prepare(self.saved.meta)
         loaded = parts.with_extra_of(self.saved.meta, parts.tree())
-        self._first.load(self.saved, loaded)
+        try:
+            self._first.load(self.saved, loaded)
+        except Exception as error:
+            not_restored(self.host, error)
+            raise
         parts.apply(loaded)
 
     def close(self) -> None:

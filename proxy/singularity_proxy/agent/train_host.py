@@ -62,6 +62,10 @@ class PodHost:
             guard.watch(self._boundary)
             atexit.register(self._finish, os.getpid())
 
+    def not_restored(self, why: str) -> None:
+        """The launcher gives the checkpoint up for this rank, and the job goes back to the one before it at last."""
+        guard.write_json(self._rank_dir / names.NOT_RESTORED_FILE, {"message": why[:1000]})
+
     def boundary(self, step: int, write: Write) -> None:
         self._write = write
         self._boundary.count = step - 1

@@ -25,6 +25,12 @@ def read(paths: Paths, rank: int, generation: int) -> str:
     return f"rank {rank} cannot be saved: {_reason(paths.control(rank) / names.REFUSED_FILE)}"
 
 
+def not_restored(paths: Paths, rank: int) -> str:
+    """Why a rank of the state engine could not begin from its checkpoint; "" if it has not said so."""
+    path = paths.control(rank) / names.NOT_RESTORED_FILE
+    return _reason(path) if path.is_symlink() or path.exists() else ""
+
+
 def _reason(path: Path) -> str:
     message = ""
     with contextlib.suppress(FileNotFoundError):

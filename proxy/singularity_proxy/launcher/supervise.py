@@ -27,7 +27,7 @@ from .output.tail import Tail
 from .paths import Paths
 from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
-from .refusal import Refusals
+from .refusal import Refusals, not_restored
 from .snapshot import ended, image, outputs, standstill
 from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
@@ -281,6 +281,16 @@ class Supervisor:
             self.outbox.put(LauncherEvent("exited", rank=rank))
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
+    def _not_restored(self, rank: int) -> bool:
+        """Whether the rank has ended because its checkpoint is damaged: the job has others, and its beginning."""
+        if self.plan is None or self.plan.mode != "restore":
+            return False
+        why = not_restored(self.paths, rank)
+        if not why:
+            return False
+        self._give_up(RestoreError(f"checkpoint {self.plan.checkpoint_id} was not restored by rank {rank}: {why}"))()
+        return True
+
     # --- ranks ----------------------------------------------------------------------------------------------------
     def _poll_ranks(self) -> None:
         for rank, place in self.ranks.items():
@@ -290,6 +300,8 @@ class Supervisor:
                 self.tails[rank].pump(final=True)
                 if rank == 0 and code == 0:
                     self._hand_result()
+                if code and self._not_restored(rank):
+                    return
                 peer = bool(code) and (self.paths.control(rank) / names.LOST_PEER_FILE).exists()
                 if peer:
                     self.lost.add(rank)

@@ -108,6 +108,23 @@ def test_ranks_are_saved_and_go_on_in_another_number_of_pods(pod: Make, referenc
     assert not (moved.volumes / "images/.from").exists(), "nobody needs it any more"
 
 
+def test_a_checkpoint_that_is_damaged_in_the_pod_is_not_restored(pod: Make) -> None:
+    """The controller tries it again, and takes the one before it at last. The job's own errors would end the job."""
+    first = pod("a", fresh([0], 1, free_port())).start()
+    stop({0: first}, 5, 3)
+    first.wait_event("dumped")
+    first.sidecar.command("exit", exit_code=exit_codes.STOPPED)
+    assert first.wait(END_S) == exit_codes.STOPPED
+    moved = pod("b", Plan("restore", 2, 1, [0], "127.0.0.1", free_port(), 5, "c"))
+    moved.bring(first, "c", 0)
+    for blob in moved.image("c", 0).glob("blobs/*"):
+        blob.write_bytes(blob.read_bytes()[:-1])
+    moved.start()
+    assert moved.wait(END_S) == exit_codes.NOT_RESTORED, moved.log()
+    said = moved.wait_event_after_end("restore_failed").message
+    assert "checkpoint c was not restored by rank 0" in said and "the blob ends at byte" in said, said
+
+
 def test_a_rank_goes_on_in_place_and_can_be_saved_again(pod: Make, reference: list[tuple[int, str]]) -> None:
     one = pod("one", fresh([0, 1], 2, free_port())).start()
     for generation, count in ((5, 3), (6, 12)):

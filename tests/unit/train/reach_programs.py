@@ -74,10 +74,10 @@ class More(torch.optim.SGD):
 class Statistics(nn.Module):
     """A running mean that forward puts in the place of the former one, as most people write it."""
 
-    def __init__(self, persistent: bool = True) -> None:
+    def __init__(self, persistent: bool = True, width: int = 4) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(4), persistent=persistent)
-        self.register_buffer("mask", torch.ones(4), persistent=False)
+        self.register_buffer("mean", torch.zeros(width), persistent=persistent)
+        self.register_buffer("mask", torch.ones(width), persistent=False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         if self.training:
@@ -282,8 +282,9 @@ def seen(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
 
 
 def resumed(
-    rank: int, world: int, kind: str, stop: int | None, directory: str | None = None, steps: int = 9
-) -> dict[str, Any]:
+    rank: int, world: int, kind: str, stop: int | None, directory: str | None = None, steps: int = 9,
+    save_every: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Weights and losses of a training that rank 0 stops in step `stop`."""
     torch.manual_seed(1)
     layers = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4), *([Statistics()] if kind == "statistics" else [])]
@@ -299,7 +300,7 @@ def resumed(
     losses, later = [], Later()
     with singularity_train.attach(
         model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=8, steps=steps,
-        directory=directory, extra={"later": later} if kind == "lazy" else {}, **schedule,
+        directory=directory, extra={"later": later} if kind == "lazy" else {}, save_every=save_every, **schedule,
     ) as job:  # fmt: skip
         for step in job:
             if kind == "unfrozen" and step.number == 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -59,6 +60,44 @@ def test_a_resumed_training_is_the_one_that_was_not_stopped(nursery: Nursery, ro
         assert {key: each[key] for key in ("state", "verdict", "groups")} == {
             "state": whole["state"], "verdict": "unchecked", "groups": whole["groups"],
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"), [("groups", "torn"), ("lazy", "lost"), ("plain", "changed"), ("groups", "manifest")]
+)
+def test_a_damaged_checkpoint_is_passed_over(nursery: Nursery, root: Path, kind: str, damage: str) -> None:
+    """Saved in steps 2, 4 and 6: the job goes on from 4, and a later save builds on nothing that is damaged."""
+    words = {"kind": kind, "directory": str(root)}
+    (whole,) = nursery.run(1, "reach_programs:resumed", kind=kind, stop=None)
+    nursery.run(2, "reach_programs:resumed", stop=4, save_every=2, **words)
+    older, newest = sorted((root / "checkpoints").iterdir())
+    spoil(root, newest, older, damage)
+    found = nursery.run(3, "reach_programs:resumed", stop=5, **words)
+    assert [each["losses"] for each in found] == [whole["losses"][4:7]] * 3
+    assert nursery.run(2, "reach_programs:resumed", stop=None, **words)[0]["state"] == whole["state"]
+
+
+def test_where_all_are_damaged_nothing_begins_anew(nursery: Nursery, root: Path) -> None:
+    words = {"kind": "plain", "directory": str(root)}
+    nursery.run(1, "reach_programs:resumed", stop=3, save_every=2, **words)
+    for each in (root / "checkpoints").iterdir():
+        spoil(root, each, None, "manifest")
+    for each in nursery.ask(2, "reach_programs:resumed", stop=None, grace_s=30, **words):
+        assert each["raised"] == "DamagedError" and "the manifest is damaged" in each["message"], each
+
+
+def spoil(root: Path, checkpoint: Path, other: Path | None, damage: str) -> None:
+    manifest = checkpoint / "manifest.json"
+    if damage == "manifest":
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+        return
+    both = [json.loads((each / "manifest.json").read_text())["blobs"] for each in (checkpoint, other) if each]
+    path = root / "blobs" / sorted({*both[0]}.difference(*both[1:]))[0]
+    data = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if damage == "torn" else data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def test_what_changes_late_is_in_the_verdict(nursery: Nursery) -> None:
