@@ -100,6 +100,8 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     :param render_files: whether `files` are templates of Airflow's, too
     :param workdir: directory in the image to start in (templated)
     :param store: URL of the checkpoint store, default the platform's (templated)
+    :param inputs: name -> URL of a folder that lies in `$INPUTS/NAME` of each pod before the ranks start, read-only:
+        below a place that the platform allows, as for `outputs` (templated)
     :param outputs: URL to which the files that ranks write to `$OUTPUTS` are stored once all ranks have ended well,
         below a place that the platform allows. The task succeeds only with all of them there. The URL is the task's
         return value if there is no other (templated)
@@ -162,7 +164,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
     template_fields: Sequence[str] = (
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "topology", "node_selector", "tolerations", "resource_claims",
-        "env", "workdir", "store", "outputs", "checkpoint_budget_s", "grace_period_s", "checkpoint_every",
+        "env", "workdir", "store", "inputs", "outputs", "checkpoint_budget_s", "grace_period_s", "checkpoint_every",
         "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk",
         "checkpoint_memory", "engine", "start_from",
         "hold", "pod_override", "pod_template_file", "infrastructure_retries", "resume_on_exit_codes", "privileges",
@@ -207,6 +209,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         render_files: bool = False,
         workdir: str | None = None,
         store: str | None = None,
+        inputs: Mapping[str, str] | None = None,
         outputs: str | None = None,
         engine: str = "auto",
         checkpoint_budget_s: int | str = 120,
@@ -267,6 +270,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
             self.template_fields = (*type(self).template_fields, "files")
         self.workdir = workdir
         self.store = store
+        self.inputs = inputs
         self.outputs = outputs
         self.engine = engine
         self.checkpoint_budget_s = checkpoint_budget_s

@@ -18,7 +18,7 @@ SPEC_FIELDS: Mapping[str, str] = {
     "topology": "topology", "node_selector": "node_selector", "tolerations": "tolerations",
     "resource_claims": "resource_claims",
     "world_size": "world_size", "image": "image", "priority_class": "priority_class", "env": "env",
-    "workdir": "workdir", "store": "store", "outputs": "outputs",
+    "workdir": "workdir", "store": "store", "inputs": "inputs", "outputs": "outputs",
     "engine": "engine", "checkpoint_budget_s": "checkpoint_budget_s",
     "grace_period_s": "grace_period_s", "checkpoint_every": "checkpoint_every", "hold": "hold",
     "checkpoint_disk": "checkpoint_disk", "checkpoint_memory": "checkpoint_memory", "privileges": "privileges",
@@ -29,9 +29,10 @@ SPEC_FIELDS: Mapping[str, str] = {
 _OTHERS = ("command", "files", "labels", "annotations", "namespace")
 _TOGETHER = (
     {"workers", "min_workers", "world_size"},
-    {"volumes", "volume_mounts", "store", "outputs", "pod_override", "node_selector", "tolerations", "resource_claims"},
+    {"volumes", "volume_mounts", "store", "inputs", "outputs", "pod_override", "node_selector", "tolerations",
+     "resource_claims"},
     {"workdir", "files"},
-)
+)  # fmt: skip
 """Parameters with rules over several of them: while one is a template, the others are not checked."""
 
 

@@ -61,8 +61,8 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     "Queue and size": ("queue_name", "priority_class", "workers", "min_workers", "world_size", "pod_resources"),
     "Place and devices": ("topology", "node_selector", "tolerations", "resource_claims"),
     "Checkpoints": (
-        "engine", "store", "outputs", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s", "grace_period_s",
-        "checkpoint_disk", "checkpoint_memory",
+        "engine", "store", "inputs", "outputs", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s",
+        "grace_period_s", "checkpoint_disk", "checkpoint_memory",
     ),
     "Pods": ("privileges", "volumes", "volume_mounts", "labels", "annotations", "pod_override", "pod_template_file"),
     "Cluster": ("kubernetes_conn_id", "namespace", "api_outage_tolerance"),

@@ -48,6 +48,13 @@ _OPTIONS = (
     ),
     click.option("--store", help="URL of the checkpoint store. Default: the platform's."),
     click.option("--outputs", metavar="URL", help="Where what the ranks write to $OUTPUTS is stored at the end."),
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="NAME=URL",
+        help="Folder that lies in $INPUTS/NAME of each pod before the ranks start; may be repeated.",
+    ),
     click.option("--priority-class", help="Kueue WorkloadPriorityClass."),
     click.option("--image", help="Training image. Default: the platform's."),
     click.option("--env", multiple=True, metavar="K=V", help="Environment of the ranks; may be repeated."),
@@ -225,6 +232,7 @@ def build_spec(
     command: tuple[str, ...],
     workdir: Path | None,
     env: tuple[str, ...],
+    inputs: tuple[str, ...],
     label: tuple[str, ...],
     pod_override: Path | None,
     resume_on_exit_code: tuple[int, ...],
@@ -241,6 +249,7 @@ def build_spec(
     problems: list[tuple[str, object, str]] = []
     variables = _pairs("env", env, problems)
     labels = _pairs("label", label, problems)
+    urls = _pairs("input", inputs, problems)
     more = _pairs("resource", resource, problems)
     place = placement_options.fields(rest, problems)
     override = _read_override(pod_override, problems) if pod_override else None
@@ -251,6 +260,7 @@ def build_spec(
     return TrainSpec(
         command=command,
         env=variables,
+        inputs=urls,
         labels=labels,
         pod_override=override,
         resume_on_exit_codes=resume_on_exit_code,

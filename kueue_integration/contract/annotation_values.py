@@ -120,6 +120,16 @@ def value(owner: Owner, name: str) -> Any:
     return decode.json_value(text, MAX_TEXT) if text else None
 
 
+def texts(owner: Owner, name: str) -> dict[str, str] | Unreadable | None:
+    """A JSON object of texts; None if absent or empty."""
+    found = value(owner, name)
+    if found is None or isinstance(found, Unreadable):
+        return found
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        return Unreadable("not a JSON object whose values are texts")
+    return found
+
+
 def forget(owner: Owner) -> None:
     """Drop what is kept of an object that is gone."""
     _parsed.forget(str((owner or {})["metadata"].get("uid")))

@@ -85,6 +85,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_RANKS_PER_WORKER, CREATION, "the ranks of a pod stay; submit another job"),
     Annotation(job_names.ANN_START_FROM, CREATION, "use `singularityctl rewind` or `fork`"),
     Annotation(job_names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
+    Annotation(job_names.ANN_INPUTS, CREATION, "its pods were made for them; submit another job"),
     Annotation(job_names.ANN_OUTPUTS, CREATION, "its pods were made for it; submit another job"),
     Annotation(job_names.ANN_PRIVILEGES, CREATION, "its pods stay as they are; submit another job"),
     Annotation(job_names.ANN_PRIVILEGES_WHY, CREATION, _STATUS),

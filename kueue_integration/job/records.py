@@ -159,6 +159,10 @@ FIELDS: Final = (
         "the checkpoint of another job of the namespace that it is to begin with",
     ),
     Field(job_names.ANN_STORE, _text, "creator", "URL of the store of its checkpoints; absent: the platform's"),
+    Field(
+        job_names.ANN_INPUTS, annotation_values.texts, "creator",
+        "JSON object: name -> URL of what its ranks find in $INPUTS/NAME; absent: it has none",
+    ),
     Field(job_names.ANN_OUTPUTS, _text, "creator", "URL for what its ranks write to $OUTPUTS; absent: it has none"),
     Field(job_names.ANN_PRIVILEGES, _text, "creator", "an adopted job's wish: `userns`, `node` or `auto`"),
     Field(job_names.ANN_PRIVILEGES_WHY, _text, "creator", "why its pods have the level that they have, for people"),

@@ -19,7 +19,7 @@ from singularity_proxy.protocol.messages import CheckpointRef
 from singularity_proxy.protocol.outputs import StoredOutputs
 
 from ..contract import annotation_values, attempt_records, branches, job_names, leaves
-from ..contract.annotation_values import message, moment, readable, whole
+from ..contract.annotation_values import message, moment, readable, texts, whole
 from ..contract.record_types import AttemptRecord, CheckpointMemory, JobRequest, Placement, RequestStatus
 from ..kube.resources import Object, annotation
 from ..spec import save_interval
@@ -122,6 +122,8 @@ class Job:
     """JSON as it stands: [step, loss] pairs, where nobody has spoilt them."""
     outputs = _word(job_names.ANN_OUTPUTS)
     """URL; None or "": it has none."""
+    inputs = Part(lambda raw: named(raw, job_names.ANN_INPUTS, texts(raw, job_names.ANN_INPUTS)))
+    """Name -> URL; None: it has none."""
     outputs_stored = _message(job_names.ANN_OUTPUTS_STORED, StoredOutputs)
     has_result = Part(lambda raw: annotation(raw, job_names.ANN_RESULT) is not None)
     result = Part(lambda raw: annotation_values.value(raw, job_names.ANN_RESULT))

@@ -111,6 +111,9 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
         annotations[job_names.ANN_ENGINE] = names.ENGINE_BOTH
     if spec.fewest_workers < spec.workers:
         annotations[job_names.MIN_PARALLELISM] = str(spec.fewest_workers)
+    if spec.inputs:
+        urls = {name: url.rstrip("/") for name, url in spec.inputs.items()}
+        annotations[job_names.ANN_INPUTS] = json.dumps(urls, sort_keys=True)
     if spec.outputs is not None:
         annotations[job_names.ANN_OUTPUTS] = spec.outputs.rstrip("/")
     interval = save_interval.parse(spec.checkpoint_every)

@@ -23,7 +23,7 @@ _BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation", "mana
 _JOB_LABELS = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name")
 _WISHES = (
     job_names.ANN_BUDGET, job_names.ANN_WORLD_SIZE, job_names.ANN_WORKERS, job_names.ANN_MIN_WORKERS,
-    job_names.ANN_STORE, job_names.ANN_CHECKPOINT_EVERY, job_names.ANN_INFRASTRUCTURE_RETRIES,
+    job_names.ANN_STORE, job_names.ANN_INPUTS, job_names.ANN_CHECKPOINT_EVERY, job_names.ANN_INFRASTRUCTURE_RETRIES,
     job_names.ANN_ENGINE, job_names.ANN_RANKS_PER_WORKER, job_names.ANN_PRIVILEGES_WHY,
 )  # fmt: skip
 """Annotations of ours that say what the user wants, and not what has happened."""

@@ -36,8 +36,8 @@ UNMASKED = {"procMount": "Unmasked"}
 NOBODY = 65532
 """uid and gid where the job names none. Images without root use it for the same."""
 
-_RUN, _AGENT, _WORK, _IMAGES, _SHM, _TOKEN, _SOURCE = (
-    f"singularity-{part}" for part in ("run", "agent", "work", "images", "shm", "token", "source")
+_RUN, _AGENT, _WORK, _IMAGES, _SHM, _TOKEN, _SOURCE, _INPUTS = (
+    f"singularity-{part}" for part in ("run", "agent", "work", "images", "shm", "token", "source", "inputs")
 )
 IMAGES_VOLUME = _IMAGES
 AGENT_VOLUME = _AGENT
@@ -113,6 +113,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig, access: store_access.Sto
             _mount(_IMAGES, names.IMAGE_DIR),
             _mount(_TOKEN, job_names.TOKEN_DIR, read_only=True),
             *([_mount(_WORK, names.WORK_DIR, read_only=True)] if spec.outputs else []),
+            *([_mount(_INPUTS, names.INPUTS_DIR)] if spec.inputs else []),
             *platform.volume_mounts,
             *access.all_mounts,
             *spec.volume_mounts,
@@ -131,6 +132,8 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
         _mount(_IMAGES, names.IMAGE_DIR),
         _mount(_SHM, "/dev/shm"),  # noqa: S108 - the 64 MB of the runtime are too small for DataLoader workers
     ]
+    if spec.inputs:
+        mounts.append(_mount(_INPUTS, names.INPUTS_DIR, read_only=True))
     if spec.files:
         mounts.append(_mount(_SOURCE, names.SOURCE_DIR, read_only=True))
     container: Object = {
@@ -145,6 +148,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
                 {
                     names.ENV_COMMAND: command_text(spec.command),
                     names.ENV_WORKDIR: spec.workdir or "",
+                    **({names.ENV_INPUTS: names.INPUTS_DIR} if spec.inputs else {}),
                 }
             ),
         ],
@@ -268,6 +272,8 @@ def _own_volumes(spec: TrainSpec) -> list[Object]:
         {"name": _SHM, "emptyDir": {"medium": "Memory"}},
         {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": token}]}},
     ]
+    if spec.inputs:
+        volumes.append({"name": _INPUTS, "emptyDir": {}})
     if spec.files:
         items = [{"key": key, "path": path} for path, key in file_keys(spec).items()]
         volumes.append({"name": _SOURCE, "configMap": {"name": files_name(spec.name), "items": items}})

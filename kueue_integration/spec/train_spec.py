@@ -19,7 +19,7 @@ _INTEGERS = (
     "ttl_s",
 )  # fmt: skip
 _TUPLES = ("command", "tolerations", "resource_claims", "volumes", "volume_mounts", "resume_on_exit_codes")
-_MAPPINGS = ("resources", "node_selector", "env", "files", "labels", "annotations", "pod_override")
+_MAPPINGS = ("resources", "node_selector", "env", "inputs", "files", "labels", "annotations", "pod_override")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class TrainSpec:
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
     :param store: URL of the checkpoint store; None: the platform's default
+    :param inputs: name -> URL of a folder that lies in `$INPUTS/NAME` before the ranks start, read-only, fetched once
+        for each pod: below a place that the platform allows, as for `outputs`
     :param outputs: URL to which the files that ranks write to `$OUTPUTS` are stored once all of them have ended well:
         below a place that the platform allows. The job ends well only with them; None: there is no `$OUTPUTS`
     :param engine: `process` saves whole processes of any program, between like machines. `state` saves the objects
@@ -103,6 +105,7 @@ class TrainSpec:
     files: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     store: str | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: str | None = None
     engine: str = "auto"
     checkpoint_budget_s: int = 120

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from singularity_proxy.protocol import exit_codes, names, page, starters
+from singularity_proxy.protocol import exit_codes, inputs, names, page, starters
 
 from ..kube import quantities
 from ..kube.resources import KUEUE_GROUP
@@ -51,7 +51,8 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     """Every problem of `spec`, in the order of its fields; empty when it is valid."""
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
-        *_files(spec), *_workdir(spec), *_store(spec, platform), *_outputs(spec, platform), *_times(spec, platform),
+        *_files(spec), *_workdir(spec), *_store(spec, platform), *_inputs(spec, platform), *_outputs(spec, platform),
+        *_times(spec, platform),
         *_volumes(spec, platform),
         *_metadata(spec), *_exit_codes(spec), *_rooms(spec, platform),
         *_privileges(spec, platform),
@@ -212,12 +213,32 @@ def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
         )
 
 
+def _place(url: str, spec: TrainSpec, platform: PlatformConfig | None) -> str:
+    """Why the job may not have this URL for inputs or outputs; "" if it may."""
+    return outputs_place.malformed(url) if platform is None else outputs_place.problem(url, platform, spec.namespace)
+
+
+def _inputs(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
+    if not isinstance(spec.inputs, Mapping):
+        yield "inputs", spec.inputs, "must be a mapping: name -> URL of a folder"
+        return
+    for name, url in spec.inputs.items():
+        where = f"inputs[{name!r}]"
+        if not isinstance(name, str) or not inputs.NAME.fullmatch(name):
+            yield where, name, "names a folder: use 1-63 letters, digits, '-' and '_', a letter or digit first"
+        elif text := _place(url, spec, platform):
+            yield where, url, text
+    if len(spec.inputs) > inputs.MOST:
+        yield "inputs", len(spec.inputs), f"more than {inputs.MOST}; put them below one URL"
+    if spec.inputs and names.ENV_INPUTS in spec.env:
+        yield f"env[{names.ENV_INPUTS!r}]", spec.env[names.ENV_INPUTS], "is set where a job has inputs; leave it out"
+
+
 def _outputs(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
     url = spec.outputs
     if url is None:
         return
-    text = outputs_place.malformed(url) if platform is None else outputs_place.problem(url, platform, spec.namespace)
-    if text:
+    if text := _place(url, spec, platform):
         yield "outputs", url, text
     elif platform is not None and url.startswith("file://"):
         access = store_access.of(platform, spec.namespace)

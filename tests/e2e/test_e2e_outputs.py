@@ -1,5 +1,7 @@
 """What a job wrote to `$OUTPUTS`, before and after a preemption, is at its URL once, with a manifest, at its end.
 
+What it reads from `$INPUTS` is in each of its pods, which can only read it.
+
 Alone shows a real sidecar without capabilities that reads what another user wrote, in a pod that moves.
 """
 
@@ -31,10 +33,15 @@ def test_outputs_are_stored_once_over_a_preemption_and_the_job_says_where(rows: 
     files = {SCRIPT.name: SCRIPT.read_text()}
     url = f"file:///shared/{STORE}/outputs/{NAMESPACE}/run-1"
     place = rows.stage.cluster.shared / STORE / "outputs" / NAMESPACE / "run-1"
+    words = place.with_name("words") / "two/lines"
+    words.parent.mkdir(parents=True)
+    words.write_text("before\nafter\n")
+    inputs = {"words": f"file:///shared/{STORE}/outputs/{NAMESPACE}/words"}
     user = {"spec": {"securityContext": {"runAsUser": 1000}}}
     with pytest.raises(SpecError, match="is not below a place for outputs of namespace results"):
         rows.train("strays", "results", script=SCRIPT.name, files=files, outputs=f"file:///shared/{STORE}/jobs/x/y")
-    job = rows.train("leaves", "results", script=SCRIPT.name, files=files, outputs=url, pod_override=user)
+    places = {"inputs": inputs, "outputs": url}
+    job = rows.train("leaves", "results", script=SCRIPT.name, files=files, pod_override=user, **places)
     wait_for(lambda: starts(job) == 1, "the program runs", TIMEOUT_S)
     rows.other("urgent", "results", cpu="50m")
     assert job.until_ended(1).checkpoint is not None
@@ -51,7 +58,7 @@ def test_outputs_are_stored_once_over_a_preemption_and_the_job_says_where(rows: 
     found = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
     text = found.pop("singularity-outputs.json")
     assert hashlib.sha256(text).hexdigest() == stored.sha256
-    assert found == {"model.bin": model, "curves/loss.csv": b"0,1.0\n1,0.5\n"}
+    assert found == {"read": b"before\nafter\n", "model.bin": model, "curves/loss.csv": b"0,1.0\n1,0.5\n"}
     assert {file.path: file.sha256 for file in manifest.files} == {
         name: hashlib.sha256(content).hexdigest() for name, content in found.items()
     }

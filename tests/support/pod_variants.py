@@ -41,6 +41,13 @@ def with_outputs(platform: PlatformConfig) -> Pod:
     return made
 
 
+def with_inputs(platform: PlatformConfig) -> Pod:
+    """The same, whose sidecar fills a volume that its ranks read."""
+    urls = {"data": f"{platform.store}/outputs/{spec().namespace}/data"}
+    made: Pod = copy.deepcopy(job_manifests.job(spec(inputs=urls), platform)["spec"]["template"]["spec"])
+    return made
+
+
 def other(platform: PlatformConfig) -> Pod:
     """A pod that has nothing to do with us."""
     return {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example/mine:1", "command": ["true"]}]}
@@ -214,6 +221,7 @@ def _variable(container: str, name: str, value: str) -> Callable[[Pod, PlatformC
 GOOD: dict[str, Make] = {
     "a training job": ours,
     "a training job with outputs": with_outputs,
+    "a training job with inputs": with_inputs,
     "an adopted job": lambda platform: adopted(plain(), platform)["spec"]["template"]["spec"],
     "a JobSet": _jobset,
     "a TrainJob": _trainjob,

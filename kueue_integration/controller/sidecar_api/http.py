@@ -233,7 +233,7 @@ class Api:
             if reply is None:
                 return None
             after_s = self._trial_after_s if "trial" in request.query else None  # older pods do not know the field
-            told = reports.with_outputs(replace(reply, trial_after_s=after_s), current, self._may_store)
+            told = reports.with_places(replace(reply, trial_after_s=after_s), current, self._may_store)
             text = to_json(told)
             return web.Response(text=text, content_type="application/json")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from singularity_proxy.protocol import decode, gpus, manifest, names, page
+from singularity_proxy.protocol import inputs as input_names
 from singularity_proxy.protocol.messages import (
     RESULT_BYTES,
     CheckpointFailure,
@@ -35,7 +36,7 @@ from ...contract.attempt_records import progress as shown_progress
 from ...contract.attempt_records import stored_last
 from ...contract.record_types import AttemptRecord
 from ...job import states
-from ...job.unreadable import readable_or
+from ...job.unreadable import UnreadableAnnotation, readable_or
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests
@@ -369,15 +370,22 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     return change
 
 
-def with_outputs(reply: HelloReply, job: Object, may_store: Callable[[str, str], str]) -> HelloReply:
-    """With the place for the outputs of a job that has one. `may_store` says why it may not have it."""
-    url = Job.parse(job).outputs
-    if not url:
+def with_places(reply: HelloReply, job: Object, may_store: Callable[[str, str], str]) -> HelloReply:
+    """With the places for inputs and outputs of a job that has them. `may_store` says why it may not have one."""
+    seen, namespace = Job.parse(job), str(job["metadata"]["namespace"])
+    inputs = seen.inputs or {}
+    if isinstance(inputs, UnreadableAnnotation):
+        return replace(reply, inputs_refused=str(inputs))
+    for name, url in inputs.items():
+        unfit = "" if input_names.NAME.fullmatch(name) else "the name cannot be that of a folder"
+        if refused := unfit or may_store(namespace, url):
+            return replace(reply, inputs_refused=f"annotation {job_names.ANN_INPUTS}, {name} = {url}: {refused}")
+    reply = replace(reply, inputs=dict(inputs))
+    if not seen.outputs:
         return reply
-    refused = may_store(str(job["metadata"]["namespace"]), url)
-    if refused:
-        return replace(reply, outputs_refused=f"annotation {job_names.ANN_OUTPUTS} = {url}: {refused}")
-    return replace(reply, outputs=url)
+    if refused := may_store(namespace, seen.outputs):
+        return replace(reply, outputs_refused=f"annotation {job_names.ANN_OUTPUTS} = {seen.outputs}: {refused}")
+    return replace(reply, outputs=seen.outputs)
 
 
 def outputs(job: Object, attempt: int, told: StoredOutputs, now: float) -> Annotations | None:

@@ -382,6 +382,10 @@ class HelloReply:
     """URL to which what the ranks write to ENV_OUTPUTS is stored; "": the job has none."""
     outputs_refused: str = ""
     """Why nothing may be stored where the job asks for it."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Name -> URL of what the ranks find below ENV_INPUTS."""
+    inputs_refused: str = ""
+    """Why the job may not read there."""
 
 
 Then = Literal["continue", "stay", "stop"]

@@ -80,6 +80,11 @@ class Config:
         return self.root / Path(names.WORK_DIR).relative_to(names.ROOT)
 
     @property
+    def inputs_dir(self) -> Path:
+        """Mounted only where the job has inputs."""
+        return self.root / Path(names.INPUTS_DIR).relative_to(names.ROOT)
+
+    @property
     def image_dir(self) -> Path:
         return self.root / Path(names.IMAGE_DIR).relative_to(names.ROOT)
 

@@ -26,7 +26,7 @@ from ..protocol.messages import (
 from ..store import Store
 from ..store.outputs import Outputs
 from ..store.trust import of_attempt
-from . import outputs, restore, trial
+from . import inputs, outputs, restore, trial
 from .barrier_page import BarrierPage
 from .config import Config
 from .controller_client import Controller
@@ -154,6 +154,7 @@ async def _join(
             ended = await asyncio.to_thread(store.uploads, config.namespace, config.job) if config.leader else []
             reply = await controller.hello(time.monotonic() + HELLO_S, restarted)
             url = outputs.place_of(reply)
+            inputs.refused(reply)
             if url and config.leader and not restarted:
                 await asyncio.to_thread(Outputs(url).probe)
             return reply, ended
@@ -234,6 +235,12 @@ async def _plan(
     if given is not None:
         log.info("a sidecar before this one gave a plan already: %s", given.mode)
         api.publish_plan(given)
+        return
+    try:
+        await inputs.fetch(config, reply)
+    except ProxyError as error:
+        log.error("the inputs cannot be fetched: %s", error)
+        api.refuse_plan(error)
         return
     ref = reply.checkpoint
     if (ref.id if ref else "") != config.checkpoint:

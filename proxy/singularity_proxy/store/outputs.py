@@ -42,7 +42,7 @@ def listed(folders: Mapping[int, Path], below: Path) -> tuple[list[OutputFile], 
     left: list[LeftOut] = []
     beneath = Beneath(below)
     for rank, folder in sorted(folders.items()):
-        for path, why in _walk(beneath, folder):
+        for path, why in walk(beneath, folder):
             name = os.fsencode(path.relative_to(folder)).decode("utf-8", "replace")
             why = why or ("its name is no UTF-8" if "\ufffd" in name else outputs.problem(name))
             if not why and len(files) == outputs.MOST_FILES:
@@ -55,8 +55,8 @@ def listed(folders: Mapping[int, Path], below: Path) -> tuple[list[OutputFile], 
     return files, left
 
 
-def _walk(beneath: Beneath, folder: Path, depth: int = 0) -> Iterator[tuple[Path, str]]:
-    """Every file, and why another thing is none."""
+def walk(beneath: Beneath, folder: Path, depth: int = 0) -> Iterator[tuple[Path, str]]:
+    """Every file, and why another thing is none. Raises StoreError."""
     try:
         entries = beneath.entries(folder)
     except StoreError:
@@ -65,7 +65,7 @@ def _walk(beneath: Beneath, folder: Path, depth: int = 0) -> Iterator[tuple[Path
         raise
     for path, state in entries:
         if stat.S_ISDIR(state.st_mode) and depth < DEEPEST:
-            yield from _walk(beneath, path, depth + 1)
+            yield from walk(beneath, path, depth + 1)
         else:
             yield path, "" if stat.S_ISREG(state.st_mode) else "neither file nor folder"
 

@@ -133,6 +133,10 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "annotations": ('{"note": "{{ low }}"}', "low"),
     "checkpoint_disk": ("{{ two }}0Gi", "20Gi"),
     "checkpoint_memory": ("{{ two }}Gi", "2Gi"),
+    "inputs": (
+        {"data": "file:///shared/checkpoints/outputs/team/data-{{ two }}"},
+        {"data": "file:///shared/checkpoints/outputs/team/data-2"},
+    ),
     "outputs": ("file:///shared/checkpoints/outputs/team/run-{{ two }}", "file:///shared/checkpoints/outputs/team/run-2"),
     "engine": ("{{ auto }}", "auto"),
     "privileges": ("{{ auto }}", "auto"),

@@ -60,6 +60,21 @@ async def test_a_pod_hears_where_outputs_go_and_whether_they_may(served):
     assert body["outputs_refused"] == f"annotation singularity.dev/outputs = {FORBIDDEN}: {NS} may not"
 
 
+async def test_a_pod_hears_its_inputs_and_whether_it_may_read_them(served):
+    told = [
+        ({"data": PLACE}, ""),
+        ({"data": PLACE, "more": FORBIDDEN}, f"annotation singularity.dev/inputs, more = {FORBIDDEN}: {NS} may not"),
+        ({"../up": PLACE}, "the name cannot be that of a folder"),
+        (["data"], "not a JSON object whose values are texts"),
+    ]
+    for given, words in told:
+        text = json.dumps(given)
+        served.annotate(ANN_INPUTS=text)
+        await eventually(lambda at=text: annotation(served.world.job(NS, "train"), job_names.ANN_INPUTS) == at)
+        body = (await served.post("/v1/hello", HELLO, "follower"))[1]
+        assert body.get("inputs", {}) == ({} if words else given) and words in body.get("inputs_refused", "")
+
+
 async def test_stored_outputs_are_written_on_the_job_once(served):
     served.annotate(ANN_OUTPUTS=PLACE)
     written = []

@@ -58,6 +58,7 @@ GOOD: dict[str, str] = {
     job_names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
     job_names.ANN_SAVEABLE: to_json(Saveable(2, "no", T0 + 20, "trial", "program", "pod 0: rank 0: CRIU")),
     job_names.ANN_RESULT: '{"value":{"loss":0.25}}',
+    job_names.ANN_INPUTS: '{"data":"gs://results/team/data"}',
     job_names.ANN_OUTPUTS: "gs://results/team/run-7",
     job_names.ANN_OUTPUTS_STORED: to_json(StoredOutputs("gs://results/team/run-7", 2, 17, "0" * 64, 2, 9)),
     job_names.ANN_SCHEMA: "1",

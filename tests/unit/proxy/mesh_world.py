@@ -131,6 +131,8 @@ class FakeController:
         """Status codes of the next answers to a result."""
         self.outputs = self.outputs_refused = ""
         """The job's URL for outputs, and why it may not have it."""
+        self.inputs: dict[str, str] = {}
+        self.inputs_refused = ""
         self.stored: list[StoredOutputs] = []
         self.outputs_errors: list[int] = []
         """Status codes of the next answers to the news that they are stored."""
@@ -212,6 +214,7 @@ class FakeController:
     def _reply(self) -> str:
         reply = HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed, origin=self.origin)
         reply = replace(reply, outputs=self.outputs, outputs_refused=self.outputs_refused)
+        reply = replace(reply, inputs=self.inputs, inputs_refused=self.inputs_refused)
         return to_json(replace(reply, trial_after_s=self.trial_after_s))
 
     async def heard(self, seq: int) -> None:

@@ -34,11 +34,14 @@ PROGRAM = """
 import os, time
 out = os.environ["OUTPUTS"]
 os.umask(0o077)
+data = open(os.environ["INPUTS"] + "/data/words")
+first = data.readline()
 os.mkdir(out + "/curves")
 open(out + "/curves/loss", "w").write("1.0 ")
 while not os.path.exists("end"):
     time.sleep(0.01)
 open(out + "/curves/loss", "a").write("0.5")
+open(out + "/read", "w").write(first + data.readline())
 open(out + "/model", "wb").write(b"weights" * 100000)
 os.symlink("/etc/passwd", out + "/link")
 """
@@ -78,14 +81,18 @@ async def test_what_a_user_wrote_before_and_after_a_move_is_stored_once(
 ) -> None:
     (folder / "token").write_text(TOKEN)
     controller.outputs = f"file://{folder}/outputs"
+    (folder / "data").mkdir()
+    (folder / "data/words").write_text("before\nafter\n")
+    controller.inputs = {"data": f"file://{folder}/data"}
     place = Outputs(controller.outputs)
-    env = {names.ENV_RUN_AS: "1000:1000:", names.ENV_GRACE: "60"}
+    env = {names.ENV_INPUTS: names.INPUTS_DIR, names.ENV_RUN_AS: "1000:1000:", names.ENV_GRACE: "60"}
 
     def pod(name: str) -> Pod:
         made = make_pod(
             name, plan=None, command=["python3", "job.py"], rootfs=rootfs, torch=None, criu=criu_bundle, env=env
         )
         (made.volumes / "source/job.py").write_text(PROGRAM)
+        (made.volumes / "inputs").mkdir()
         return made
 
     first = pod("first")
@@ -110,7 +117,10 @@ async def test_what_a_user_wrote_before_and_after_a_move_is_stored_once(
     manifest = place.manifest()
     assert manifest is not None and manifest.attempt == 2
     assert manifest.checkpoint == controller.commits[0].checkpoint.id
-    assert {file.path: file.size for file in manifest.files} == {"curves/loss": 7, "model": 700000}
+    assert {file.path: file.size for file in manifest.files} == {
+        "curves/loss": 7, "model": 700000, "read": 13,
+    }  # fmt: skip
+    assert (folder / "outputs/read").read_text() == "before\nafter\n", "each pod has the inputs before its ranks"
     assert (folder / "outputs/curves/loss").read_text() == "1.0 0.5"
     assert [(left.path, left.why) for left in manifest.left_out] == [("link", "neither file nor folder")]
-    assert [(told.url, told.files) for told in controller.stored] == [(controller.outputs, 2)]
+    assert [(told.url, told.files) for told in controller.stored] == [(controller.outputs, 3)]
