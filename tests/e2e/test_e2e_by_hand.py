@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import controllers
@@ -21,6 +22,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates
 from kueue_integration.errors import PlatformError
 from kueue_integration.guard import names as guards
+from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.resources import (
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
@@ -200,7 +202,7 @@ def test_policies_and_leases_are_deleted(rows: Rows, shell: Shell, job: Training
         rows.kube.delete(kind, None, guards.PODS)
         wait_for(lambda: guards.PODS in load(rows.kube).guard_problem, "the controller has noticed", TIMEOUT_S)
         with pytest.raises(PlatformError, match="the guard of pods is not in force"):
-            rows.train("later", "own")
+            lifecycle.submit(rows.kube, replace(job.spec, name="later"), load(rows.kube))
         mended(rows, shell, "guard policies", f"no {kind.name} {guards.PODS}")
         wait_for(lambda: not load(rows.kube).guard_problem, "jobs are taken again", TIMEOUT_S)
     for name in (hold, job_names.TRUSTED_IMAGES_LEASE):
