@@ -166,7 +166,11 @@ class VirtualRanks:
 
         :returns: parameters with the gradients that earlier calls of this step have left
         """
-        unique = {id(each): each for model in self._models for each in model.parameters() if each.requires_grad}
+        every = [each for model in self._models for each in model.parameters()]
+        if not turn[1]:
+            for parameter in every:  # a frozen one too: no later attempt would have its old gradient
+                parameter.grad = None
+        unique = {id(each): each for each in every if each.requires_grad}
         if [*unique] != [id(each) for each in self._parameters]:
             self._parameters, self._layouts = list(unique.values()), {}
         if not self._parameters:

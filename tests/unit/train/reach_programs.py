@@ -56,6 +56,8 @@ class Hidden(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         for number, parameter in enumerate(p for group in self.param_groups for p in group["params"]):
+            if parameter.grad is None:
+                continue
             momentum = self.momentum.setdefault(number, torch.zeros_like(parameter))
             parameter.sub_(momentum.mul_(0.9).add_(parameter.grad), alpha=0.01)
 
@@ -238,7 +240,8 @@ class Later:
 
     def update(self, model: nn.Module, loss: Any) -> None:
         for key, value in model.state_dict().items():
-            self.shadow[key] = self.shadow[key].lerp(value, 0.1) if key in self.shadow else value.clone()
+            averaged = key in self.shadow and value.is_floating_point()
+            self.shadow[key] = self.shadow[key].lerp(value, 0.1) if averaged else value.clone()
         self.best = loss if self.best is None or loss < self.best else self.best
 
     def state_dict(self) -> dict[str, Any]:
@@ -303,6 +306,8 @@ def resumed(
         directory=directory, extra={"later": later} if kind == "lazy" else {}, save_every=save_every, **schedule,
     ) as job:  # fmt: skip
         for step in job:
+            if kind == "turns":  # and no zero_grad: a frozen layer has no old gradient
+                model[0].requires_grad_(step.number % 2 == 0)
             if kind == "unfrozen" and step.number == 2:
                 model[0].requires_grad_(True)
             if kind == "groups" and step.number in (1, 4):

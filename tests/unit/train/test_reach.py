@@ -36,7 +36,7 @@ MOVES = [(1, 2), (3, 5), (2, None)]
 """Workers, and the step in which rank 0 is asked to stop."""
 RESUMED = [
     "plain", "statistics", "copying", "unfrozen", "lazy", "adagrad", "rprop", "groups", "more of a group",
-    "schedulefree",
+    "schedulefree", "turns",
 ]  # fmt: skip
 
 
