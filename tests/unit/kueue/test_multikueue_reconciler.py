@@ -36,6 +36,7 @@ from kueue_integration.kube.resources import (
 )
 from kueue_integration.multikueue import companions
 from kueue_integration.multikueue.access import Access
+from kueue_integration.multikueue.plan import LEFT_S
 from kueue_integration.multikueue.reconciler import MultiKueueReconciler
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import Needs, to_json
@@ -148,6 +149,18 @@ def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
     assert updates[job_names.ANN_ATTEMPT] == "2" and updates[names.ANN_CHECKPOINT] == scene.checkpoint().id
     first, second = attempt_records.history(land.job())
     assert (first.cluster, second.cluster, second.restored_from) == ("a", "b", scene.checkpoint().id)
+
+
+def test_a_copy_that_kueue_has_left_behind_is_removed_and_the_next_attempt_starts(land: Land):
+    land.manager.put(local(ran(1, "a"), annotations={names.ANN_CHECKPOINT: to_json(scene.checkpoint())}))
+    land.manager.put(scene.workload(NAME, state=None, reserved_at=time.time() - scene.T0 - 2 * LEFT_S))
+    land.workers["a"].put(copy(ran(1, "a"), suspend=True))
+    land.workers["a"].put(there(30))
+    land.workers["b"].put(there(20))
+    land.start()
+    until(lambda: land.workers["a"].find(JOB, NS, "train") is None, "the copy is removed, its records are here")
+    until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
+    assert land.workers["a"].find(WORKLOAD, NS, NAME) is None
 
 
 def test_progress_of_a_copy_comes_up_to_the_managers_job_and_that_of_no_other(land: Land):
