@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,15 @@ KUEUE = "kueue.x-k8s.io/v1beta2"
 
 @dataclass(frozen=True)
 class Federation:
-    """:param workers: by the name that MultiKueue knows them by; :param shared: the folder that pods see as /shared"""
+    """:param workers: by the name that MultiKueue knows them by; :param shared: the folder that pods see as /shared
+
+    :param kubeconfigs: with which the manager reaches the workers
+    """
 
     manager: Cluster
     workers: Mapping[str, Cluster]
     shared: Path
+    kubeconfigs: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
 
 def up(name: str, progress: Progress = print, worker_lost_timeout: str = "15m") -> Federation:
@@ -64,29 +68,45 @@ def up(name: str, progress: Progress = print, worker_lost_timeout: str = "15m") 
     configs = {each: _config(each) for each in clusters}
     workers = [each for each in clusters if each != name]
     for config in configs.values():
-        _forward(config)
+        forward(config)
     manager = for_cluster(configs[name], binaries)
     identity = manager.json("get", "secret", SECRET, "-n", NAMESPACE)["data"]
+    kubeconfigs = {}
     for each in workers:
         kubectl = for_cluster(configs[each], binaries)
         # A pod trusts the controller of the cluster that its Job was submitted to, whichever cluster it runs in.
         kubectl("patch", "secret", SECRET, "-n", NAMESPACE, "--type=merge", "-p", json.dumps({"data": identity}))
         _upgrade(configs[each], binaries, {"multikueue": {"worker": {"enabled": True}}}, shared)
         kubectl.apply([_local_queue(WORKER_QUEUE)])
-        manager.apply([_secret(each, _kubeconfig(configs[each], kubectl))])
-    enabled = {"enabled": True, "kueueNamespace": KUEUE_NAMESPACE, "secrets": workers}
-    _upgrade(configs[name], binaries, {"multikueue": {"manager": enabled}}, shared)
+        kubeconfigs[each] = _kubeconfig(configs[each], kubectl)
     # Kueue connects to a worker only when it can watch every kind of its integrations there.
     fields = {
         "integrations": {"frameworks": ["batch/job"]},
         "multiKueue": {"workerLostTimeout": worker_lost_timeout, "gcInterval": "1m"},
     }
     cluster.reconfigure_kueue(name, fields, progress)
+    federation = Federation(clusters[name], {each: clusters[each] for each in workers}, shared, kubeconfigs)
+    send_to(federation, kubeconfigs, progress)
+    return federation
+
+
+def send_to(federation: Federation, kubeconfigs: Mapping[str, Mapping[str, Any]], progress: Progress = print) -> None:
+    """Have the manager send the jobs of its queue to these clusters; returns when it is connected to all of them.
+
+    :param kubeconfigs: by the name that MultiKueue is to know the cluster by
+    :raises LocalClusterError: the message says which cluster is not reached
+    """
+    name, workers = federation.manager.name, list(kubeconfigs)
+    binaries = gobuild.build_all(cache_dir(), progress)
+    config = _config(name)
+    manager = for_cluster(config, binaries)
+    manager.apply([_secret(each, kubeconfig) for each, kubeconfig in kubeconfigs.items()])
+    enabled = {"enabled": True, "kueueNamespace": KUEUE_NAMESPACE, "secrets": workers}
+    _upgrade(config, binaries, {"multikueue": {"manager": enabled}}, federation.shared)
     manager.apply(manager_objects(workers))
     wait_until(lambda: not _unready(manager, workers), "the manager's queue and its worker clusters are active",
                timeout=READY_S)  # fmt: skip
-    progress(f"manager {name} sends the jobs of queue {QUEUE} to {' and '.join(workers)}")
-    return Federation(clusters[name], {each: clusters[each] for each in workers}, shared)
+    progress(f"manager {name} sends the jobs of queue {QUEUE} to {', '.join(workers)}")
 
 
 def down(name: str, progress: Progress = print) -> None:
@@ -161,7 +181,7 @@ def _config(name: str) -> ClusterConfig:
     return found
 
 
-def _forward(config: ClusterConfig) -> None:
+def forward(config: ClusterConfig) -> None:
     """Let the host pass packets on from this cluster to the others."""
     Path(f"/proc/sys/net/ipv4/conf/{config.link}/forwarding").write_text("1")
 

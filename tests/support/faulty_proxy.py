@@ -18,19 +18,20 @@ class FaultyProxy:
 
     Faults: an HTTP status (`503`) is the answer to whatever is sent; `cut` resets a connection in the middle of a
     request or an answer; `silence` swallows what comes and never answers; `rate` (bytes per second) is for each
-    connection and direction.
+    connection and direction; `delay` (seconds) is for each piece of an answer.
     """
 
-    def __init__(self, port: int) -> None:
-        self._upstream = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+    def __init__(self, port: int, host: str = "127.0.0.1", listen: str = "127.0.0.1") -> None:
+        """`host` and `port` are the server's; `listen` is the address that clients reach."""
+        self._upstream = (host, port)
+        self._listener = socket.create_server((listen, 0))
+        self.url = f"http://{listen}:{self._listener.getsockname()[1]}"
         self.fired: Counter[str] = Counter()
         self.received = 0
         """Bytes that came from clients."""
         self.sent = 0
         """Bytes that came from the server."""
-        self.rate = 0.0
+        self.rate = self.delay = 0.0
         self._fault = ""
         self._after = 0
         self._times = 0
@@ -132,6 +133,9 @@ class FaultyProxy:
                     break
                 if self.rate:
                     time.sleep(len(data) / self.rate)
+                if self.delay and not request:
+                    self.fired["delay"] += 1
+                    time.sleep(self.delay)
                 target.sendall(data)
         except OSError:
             pass  # one of the two has gone
