@@ -14,7 +14,7 @@ from ..controller.actions import Action, Wait
 from ..controller.metrics import Metrics
 from ..errors import NotFound
 from ..kube.api import Kube
-from ..kube.resources import POD, Object
+from ..kube.resources import JOB, POD, Object
 from . import companions, plan
 from .clusters import Fleet, Worker
 from .plan import Site
@@ -58,6 +58,10 @@ class Acting:
             for pod in step.pods:
                 await worker.run(partial(_delete, worker.kube, str(site.job["metadata"]["namespace"]), pod))
             log.info("Job %s: ending its pods in cluster %s", _name(site.job), step.cluster, extra=where)
+        elif isinstance(step, plan.Remove):
+            assert site.job is not None
+            await worker.run(partial(_remove, worker.kube, site.job))
+            log.info("Job %s: left behind in cluster %s, removed", _name(site.job), step.cluster, extra=where)
         elif isinstance(step, plan.Say):
             await self._answer(worker, site, Wait(message=step.message))
         elif isinstance(step, plan.Back):
@@ -95,6 +99,12 @@ class Acting:
 def _delete(kube: Kube, namespace: str, pod: str) -> None:
     with contextlib.suppress(NotFound):
         kube.delete(POD, namespace, pod)
+
+
+def _remove(kube: Kube, job: Object) -> None:
+    meta = job["metadata"]
+    with contextlib.suppress(NotFound):
+        kube.delete(JOB, meta["namespace"], meta["name"], uid=meta["uid"], resource_version=meta.get("resourceVersion"))
 
 
 def _name(job: Object) -> str:

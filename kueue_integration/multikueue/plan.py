@@ -51,6 +51,11 @@ PAUSE_S = 5
 """Kueue's manager brings the status of a copy up only while the Workload beside it is evicted. One that had quota again
 at once would leave the manager waiting for a job that has long stopped (`reconcileGroup`, Kueue 0.19.2)."""
 
+LEFT_S = 30.0
+"""Kueue's manager removes the copies of an attempt while the Workload has no quota. It reads all worker clusters for
+that, so a slow or dead one may keep it busy until there is quota again; then it leaves the copies alone
+(`reconcileGroup`, Kueue 0.19.2), and an attempt would wait for ever for one of its own."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -114,6 +119,13 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class Remove:
+    """Delete the copy in `cluster`, which Kueue has left behind: its attempt has ended, and so have its pods."""
+
+    cluster: str
+
+
+@dataclass(frozen=True)
 class Grant:
     """Record the next attempt on the manager's Job, then answer the fence of `cluster`."""
 
@@ -137,7 +149,7 @@ class Back:
     action: RequestReadmission
 
 
-Step = Record | Hand | End | Drop | Grant | Say | Back
+Step = Record | Hand | End | Drop | Remove | Grant | Say | Back
 
 
 def decide(
@@ -169,7 +181,7 @@ def decide(
         return _say(_waiting(sites, check_name), str(error), check_name)
 
 
-def concerned(step: End | Drop | Grant | Say | Back, job: Object | None, sites: Sequence[Site]) -> set[str]:
+def concerned(step: End | Drop | Remove | Grant | Say | Back, job: Object | None, sites: Sequence[Site]) -> set[str]:
     """Return the clusters whose word `step` needs: where it acts, where the job has been, and where some of it is seen.
 
     An attempt starts in no other: it is written down before that cluster is let in.
@@ -308,6 +320,9 @@ def _grant(job: Job, workload: Workload, sites: Sequence[Site], check_name: str,
     begun = [s for s in waiting if s.admitted is not None and s.admitted.reservation == here]
     problems = {} if begun else _unfit(job, waiting)
     chosen = (begun or [site for site in waiting if site.cluster not in problems] or waiting)[0]
+    behind = _left_behind(history, sites, check_name) if now - workload.reserved_at > LEFT_S else None
+    if behind is not None:
+        return Remove(behind.cluster)
     obstacle = _obstacle(history, sites, check_name)
     if obstacle:
         return _say([chosen], obstacle, check_name)
@@ -351,6 +366,18 @@ def _obstacle(history: Sequence[AttemptRecord], sites: Sequence[Site], check_nam
         if site.admitted is not None and _let_in(site.admitted, check_name):
             return f"cluster {site.cluster} has been let in: Kueue is about to start the job there"
     return ""
+
+
+def _left_behind(history: Sequence[AttemptRecord], sites: Sequence[Site], check_name: str) -> Site | None:
+    """The cluster that has a copy of an attempt that is over, which nobody has told to go."""
+    last = attempt_history.last(history)
+    if last is None or last.ended_by is None:
+        return None
+    for site in sites:
+        let_in = site.admitted is not None and _let_in(site.admitted, check_name)
+        if site.copy is not None and site.reachable and not site.copy.deleting and not site.writers and not let_in:
+            return site if site.copy.suspended else None
+    return None
 
 
 def _let_in(workload: Workload, check_name: str) -> bool:

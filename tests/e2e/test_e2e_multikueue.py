@@ -277,7 +277,7 @@ def offered(world: World, name: str, training: Training) -> Object | None:
     return connect(str(config(name).kubeconfig)).find(WORKLOAD, NAMESPACE, copy)
 
 
-def clusters_of(status: JobStatus) -> Sequence[str]:
+def clusters_of(status: JobStatus) -> Sequence[str | None]:
     return [record.cluster for record in status.attempts]
 
 

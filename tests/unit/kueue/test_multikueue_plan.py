@@ -17,7 +17,7 @@ from kueue_integration.controller.machines import FlavorMachines
 from kueue_integration.controller.reshape import LONGEST_BACK_S
 from kueue_integration.jobs.status import summarise
 from kueue_integration.multikueue import plan
-from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site
+from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Remove, Say, Site
 from kueue_integration.requests import user_requests
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import Needs, to_json
@@ -96,12 +96,39 @@ def test_the_next_attempt_carries_number_and_checkpoint_on():
     ],
 )
 def test_nothing_starts_while_something_of_the_attempt_before_may_write(others, words):
-    job = local(ran(), annotations=SAVED)
-    step = decide(job, [*others, Site("b", workload=there(70))])
+    job, just = local(ran(), annotations=SAVED), scene.workload(NAME, state=None, reserved_at=75)
+    step = decide(job, [*others, Site("b", workload=there(70))], just)
     assert isinstance(step, Say) and step.cluster == "b" and words in step.message
     said = there(70)
     said["status"]["admissionChecks"][0]["message"] = step.message
-    assert decide(job, [*others, Site("b", workload=said)]) is None  # said once
+    assert decide(job, [*others, Site("b", workload=said)], just) is None  # said once
+
+
+def test_a_copy_that_kueue_has_left_behind_is_removed():
+    """A slow cluster kept the manager busy for as long as the Workload had no quota."""
+    job, waits = local(ran(), annotations=SAVED), there(70)
+    assert decide(job, [Site("a", job=copy(ran(), suspend=True), workload=waits)]) == Remove("a")
+    assert decide(job, [Site("a", job=copy(ran(), suspend=True)), Site("b", workload=waits)]) == Remove("a")
+
+
+@pytest.mark.parametrize(
+    "site",
+    [
+        Site("a", job=copy(ran())),  # it trains
+        Site("a", job=copy(ran(), suspend=True), pods=[pod(0)]),
+        Site("a", job=copy(ran(), suspend=True), reachable=False),
+        Site("a", job=copy(ran(), suspend=True), workload=there(70, state="Ready")),  # Kueue has just made it
+        Site("a", job=copy(ran(), suspend=True, deleted=True, kept=False)),
+    ],
+)
+def test_a_copy_that_may_be_needed_is_not_removed(site):
+    assert not isinstance(decide(local(ran(), annotations=SAVED), [site, Site("b", workload=there(60))]), Remove)
+
+
+def test_the_copy_of_an_attempt_that_has_not_ended_is_not_removed():
+    begun = ran(ended_by=None)
+    sites = [Site("a", job=copy(begun, suspend=True)), Site("b", workload=there(60))]
+    assert not isinstance(decide(local(begun, annotations=SAVED), sites), Remove)
 
 
 def test_pods_that_have_ended_hold_nothing_back():
