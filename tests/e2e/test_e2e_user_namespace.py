@@ -97,7 +97,7 @@ def test_a_volume_whose_ids_cannot_be_mapped_is_named_and_its_job_runs_on_the_no
     faults.upgrade(pods__volumeMounts=mounts)
     try:
         tries = rows.train("tries", "own", workers=1)
-        said = wait_for(lambda: told if "idmap" in (told := tries.look().message) else "", "the reason", TIMEOUT_S)
+        said = wait_for(lambda: told if "idmap" in (told := tries.look().message) else None, "the reason", TIMEOUT_S)
         rows.say(f"status: {said}")
         assert "/unmapped" in said
         rows.remove("tries")
