@@ -13,7 +13,7 @@ import db_rows
 import pytest
 from airflow_fakes import NAMESPACE
 from fastapi import HTTPException
-from kueue_samples import namespace
+from kueue_samples import PLATFORM, namespace
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -29,6 +29,7 @@ from kueue_integration.jobs import time_travel
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, KUEUE_GROUP, KUEUE_VERSION
 from kueue_integration.requests import user_requests
+from kueue_integration.spec import platform_config
 from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import CheckpointRef, Origin, to_json
 
@@ -72,6 +73,11 @@ def kube() -> FakeKube:
     fence = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     made = FakeKube(
         namespace(NAMESPACE),
+        {
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE},
+            "data": {platform_config.CONFIG_KEY: platform_config.to_json(PLATFORM)},
+        },
         {
             "apiVersion": kueue, "kind": "LocalQueue", "metadata": {"name": "training", "namespace": NAMESPACE},
             "spec": {"clusterQueue": "all"},
