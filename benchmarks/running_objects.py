@@ -13,7 +13,7 @@ from kueue_integration.controller import attempt_history
 from kueue_integration.controller.sidecar_api.pod_identity import CONTROLLER_UID_LABEL
 from kueue_integration.job.pods import INDEX_ANNOTATION
 from kueue_integration.kube import server_time
-from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_VERSION, Object
+from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, KUEUE_VERSION, Object
 from kueue_integration.manifests import job_manifests
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
@@ -114,7 +114,10 @@ def workload(number: int, uid: str) -> Object:
     check = {"name": job_names.ADMISSION_CHECK_NAME, "state": "Ready", "message": "", "lastTransitionTime": at}
     usage = {"cpu": "8", "memory": "64Gi"}
     podset = {"name": "main", "count": 1, "flavors": dict.fromkeys(usage, "a3-highgpu"), "resourceUsage": usage}
-    meta = {"name": f"job-train-{number:05d}-1a2b3", "namespace": namespace_of(number), "ownerReferences": [owner]}
+    meta = {
+        "name": f"job-train-{number:05d}-1a2b3", "namespace": namespace_of(number), "ownerReferences": [owner],
+        "labels": {KUEUE_JOB_UID_LABEL: uid},
+    }  # fmt: skip
     template = job(number)["spec"]["template"]
     return {
         "apiVersion": f"{KUEUE_GROUP}/{KUEUE_VERSION}",
