@@ -89,6 +89,7 @@ class Land:
     def start(self) -> None:
         self.world.start()
         self.reconciler.start()
+        until(lambda: self.world.fresh, "the manager is listed")
         until(lambda: len(self.reconciler.fleet.workers()) == 2, "two clusters are connected to")
         until(lambda: all(w.fresh for w in self.reconciler.fleet.workers()), "the clusters are listed")
 
@@ -172,8 +173,8 @@ def test_progress_of_a_copy_comes_up_to_the_managers_job_and_that_of_no_other(la
     here, there_now = land.job(), land.workers["a"].get(JOB, NS, "train")
     there_now["metadata"]["uid"] = "of-the-copy"
     land.workers["a"].put(there_now)
-    until(lambda: (land.reconciler.fleet.workers()[0].jobs.get(NS, "train") or there_now)["metadata"]["uid"]
-          == "of-the-copy", "the copy is known")  # fmt: skip
+    known = land.reconciler.fleet.worker("a").jobs
+    until(lambda: (known.get(NS, "train") or here)["metadata"]["uid"] == "of-the-copy", "the copy is known")
     other = {**there_now, "metadata": {**there_now["metadata"], "uid": "of-an-earlier-copy"}}
     for made, step in ((other, 99), (there_now, 7), (there_now, 8)):
         land.workers["a"].put(progress_objects.made_for(made, to_json({"attempt": 1, "step": step, "at": 5.0})))
