@@ -1,4 +1,4 @@
-"""`checkpoints ls|show|verify|gc|rewrap|pin|export|import`: what the store holds of a job, which may be long gone.
+"""`checkpoints jobs|ls|show|verify|gc|rewrap|pin|export|import`: what the store holds of a job, which may be long gone.
 
 The one module of this package that imports `singularity_proxy.store`: a store that the user's machine reaches needs no
 pod.
@@ -24,7 +24,7 @@ from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
 from ..spec import platform_config, store_access
 from . import EXIT_FAILED, formats, tables
-from .common import cluster_options, job_argument, open_cluster
+from .common import cluster_options, complete_jobs, job_argument, open_cluster
 from .output import echo
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +47,7 @@ def checkpoints() -> None:
       singularityctl checkpoints gc digits --keep 2 --yes
 
     A store that this machine reaches is read from here. A file:// URL is a path of the nodes: a short-lived pod in the
-    job's namespace reads it.
+    job's namespace reads it. Where the cluster is gone: --no-cluster --store URL.
     """
 
 
@@ -76,9 +76,33 @@ def store_options(function: F) -> F:
     )
 
 
+def options_alone(function: F) -> F:
+    """The same with `--no-cluster`."""
+    alone = click.option(
+        "--no-cluster",
+        is_flag=True,
+        help="Ask no cluster, only the store at --store, from here. Nothing is known to be in use then.",
+    )
+    return alone(store_options(function))
+
+
+@checkpoints.command()
+@options_alone
+def jobs(**options: Any) -> None:
+    """List the jobs of the namespace that the store has anything of, also those that are gone.
+
+    \b
+    Example:
+      singularityctl checkpoints jobs --namespace team-a
+    """
+    asker = Asker("", **options)
+    for name in asker.ask("jobs", asker.namespace):
+        echo(name)
+
+
 @checkpoints.command()
 @job_argument
-@store_options
+@options_alone
 @_NAMES
 def ls(name: str, output: str, **options: Any) -> None:
     """List the checkpoints of a job, newest first.
@@ -111,7 +135,7 @@ def ls(name: str, output: str, **options: Any) -> None:
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint")
-@store_options
+@options_alone
 @_OUTPUT
 def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
     """Show one checkpoint: step, sizes per rank, requirements of a machine that restores it.
@@ -128,7 +152,7 @@ def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint", required=False)
-@store_options
+@options_alone
 @_OUTPUT
 @click.pass_context
 def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str, **options: Any) -> None:
@@ -169,7 +193,7 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
     is_flag=True,
     help="The job runs nowhere any more, and nothing is imported into it: uploads that broke off have ended.",
 )
-@store_options
+@options_alone
 @_OUTPUT
 def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any) -> None:
     """Remove old checkpoints of a job, then data that no checkpoint of it needs.
@@ -204,27 +228,42 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
 
 
 @checkpoints.command()
-@job_argument
-@store_options
-def rewrap(name: str, **options: Any) -> None:
+@click.argument("name", required=False, shell_complete=complete_jobs)
+@options_alone
+@click.pass_context
+def rewrap(ctx: click.Context, /, name: str | None, **options: Any) -> None:
     """Wrap the data keys of a job's encrypted checkpoints by the newest key of the namespace alone.
 
-    Nothing is stored again, and older keys of the namespace are not needed for them any more.
+    Nothing is stored again, and older keys of the namespace are not needed for them any more. Without NAME: of all jobs
+    of the namespace that the store has anything of.
 
     \b
-    Example:
+    Examples:
       singularityctl checkpoints rewrap digits --where pod
+      singularityctl checkpoints rewrap --namespace team-a
+
+    \b
+    Exit codes:
+      0 all done   1 some job's could not be unwrapped   2 bad input   3 no answer from the store
     """
-    asker = Asker(name, **options)
-    found = asker.ask("rewrap", asker.namespace, asker.name)
-    echo(f"{name}: {len(found['data_keys'])} data keys are wrapped anew")
+    asker = Asker(name or "", **options)
+    failed = False
+    for job in [asker.name] if name else asker.ask("jobs", asker.namespace):
+        try:
+            echo(f"{job}: {len(asker.ask('rewrap', asker.namespace, job)['data_keys'])} data keys are wrapped anew")
+        except StoreSaidNo as error:
+            if name:
+                raise
+            failed = True
+            echo(f"{job}: {error}")
+    ctx.exit(EXIT_FAILED if failed else 0)
 
 
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint")
 @click.option("--remove", is_flag=True, help="Take the pin away again.")
-@store_options
+@options_alone
 def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
     """Keep a checkpoint from retention and gc, until the pin is taken away.
 
@@ -241,7 +280,7 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint")
-@click.argument("file", type=click.Path())
+@click.argument("file", type=click.Path(allow_dash=True))
 @click.option(
     "--format",
     type=click.Choice(["archive", *framework_files.FORMATS]),
@@ -253,11 +292,13 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
     "--only", default="", metavar="KEY", help="With a format: only the content below this key, such as models."
 )
 @click.option("--python", default="", metavar="PROGRAM", help="With a format: a Python that has torch.")
-@store_options
+@options_alone
 def export(
     name: str, checkpoint: str, file: str, format: str, only: str, python: str, timeout: float, **options: Any
 ) -> None:
     """Write a checkpoint to FILE, every byte verified: one tar archive, or what a framework loads by itself.
+
+    FILE - is standard output, for an archive.
 
     \b
       safetensors  a file of tensors             torch      a file for torch.load
@@ -291,15 +332,15 @@ def export(
     asker.require_here()
     question = ("export", asker.namespace, asker.maker(checkpoint), checkpoint, file, *asker.digest(checkpoint))
     found = asker.ask(*question, progress=_bar("exported"))
-    echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}")
+    echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}", err=file == "-")
 
 
 @checkpoints.command("import")
 @job_argument
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@store_options
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@options_alone
 def import_(name: str, file: str, **options: Any) -> None:
-    """Take in the archive FILE as a checkpoint of job NAME, which need not be there.
+    """Take in the archive FILE (- is standard input) as a checkpoint of job NAME, which need not be there.
 
     \b
     Example:
@@ -342,11 +383,14 @@ class Asker:
         store: str | None,
         where: str,
         timeout: float,
+        no_cluster: bool = False,
     ) -> None:
         self.namespace = namespace
         self._where, self._timeout = where, timeout
-        self.kube: Kube = open_cluster(kubeconfig, context)
-        self._job = kinds.named(self.kube, namespace, job)
+        if no_cluster and (store is None or where == "pod"):
+            raise SpecError([("--no-cluster", True, "needs --store URL, and cannot make a pod: leave out --where pod")])
+        self._kube: Kube | None = None if no_cluster else open_cluster(kubeconfig, context)
+        self._job = kinds.named(self._kube, namespace, job) if self._kube and job else None
         self.name = job if self._job is None else kinds.job_key(self._job)
         self._platform: platform_config.PlatformConfig | None = None
         saved = attempt_records.checkpoint(self._job)
@@ -357,6 +401,12 @@ class Asker:
             raise SpecError(
                 [("store", store, "the platform has no default and the job is not there: give --store URL")]
             )
+
+    @property
+    def kube(self) -> Kube:
+        """The cluster's."""
+        assert self._kube is not None, "--no-cluster is no option of what needs one"
+        return self._kube
 
     def _config(self) -> platform_config.PlatformConfig:
         if self._platform is None:
@@ -372,6 +422,8 @@ class Asker:
         return any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in self._pods())
 
     def _pods(self) -> Iterable[Object]:
+        if self._kube is None:
+            return ()
         return self.kube.list(POD, self.namespace, selector({job_names.LABEL_JOB: self.name}))
 
     def maker(self, checkpoint: str) -> str:
@@ -385,7 +437,9 @@ class Asker:
     def forgotten(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """`(checkpoint, job)` of what is held for jobs that are not there: deleted before they had one of their own."""
         held = [(str(e["id"]), str(job)) for e in entries for job in e.get("held_by") or () if job != names.HOLD_REWIND]
-        there = {kinds.job_key(job) for job in kinds.list_managed(self.kube, self.namespace)} if held else set()
+        if not held or self._kube is None:
+            return []
+        there = {kinds.job_key(job) for job in kinds.list_managed(self._kube, self.namespace)}
         return [(checkpoint, job) for checkpoint, job in held if job not in there]
 
     def digest(self, checkpoint: str) -> list[str]:
@@ -422,31 +476,25 @@ class Asker:
         return framework_files.here(found, wanted, self._timeout)
 
     def _in_a_pod(self) -> bool:
-        return self._where == "pod" or (self._where == "auto" and store_pod.needed(self.url))
+        auto = self._where == "auto" and self._kube is not None and store_pod.needed(self.url)
+        return self._where == "pod" or auto
 
     def ask(self, *question: str, progress: Callable[[int, int], None] | None = None) -> Any:
-        """The store's answer. Raises PlatformError."""
+        """The store's answer. Raises StoreSaidNo, PlatformError."""
         if self._in_a_pod():
             pod = store_pod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
             echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
-            said = store_pod.ask(self.kube, pod, self._timeout, progress)
-        else:
-            said = self._here(question, progress)
-        if "error" in said:
-            raise StoreSaidNo(str(said["error"]))
-        return said["result"]
-
-    def question(self, job: Object, url: str, question: Sequence[str]) -> Any:
-        """For `jobs.time_travel`: what a job says of its store does not count against `--store`."""
-        return self.ask(*question)
-
-    def _here(self, question: tuple[str, ...], progress: Callable[[int, int], None] | None) -> Mapping[str, Any]:
+            return store_pod.ask(self.kube, pod, self._timeout, progress)
         try:
             from singularity_proxy.store import admin
         except ImportError as error:
             fix = "install airflow-provider-singularity[proxy], or ask in a pod: --where pod"
             raise PlatformError(f"the store cannot be read from here ({error}): {fix}") from error
-        return admin.answer(self.url, question) if progress is None else admin.answer(self.url, question, progress)
+        return store_pod.unpacked(admin.answer(self.url, question, progress))
+
+    def question(self, job: Object, url: str, question: Sequence[str]) -> Any:
+        """For `jobs.time_travel`: what a job says of its store does not count against `--store`."""
+        return self.ask(*question)
 
 
 def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:

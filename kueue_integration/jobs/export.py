@@ -17,7 +17,7 @@ from typing import Any, Final
 from singularity_proxy.protocol import names
 
 from ..contract import branches, job_names, kinds
-from ..errors import JobNotFoundError, PlatformError, SpecError, StoreSaidNo
+from ..errors import JobNotFoundError, PlatformError, SpecError
 from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import Object, pod_spec
@@ -118,7 +118,7 @@ def in_pod(kube: Kube, found: Stored, wanted: Wanted, timeout_s: float = TIMEOUT
     made = pod(found, wanted, platform_config.load(kube), timeout_s)
     lines = store_pod.carry_out(kube, made, timeout_s)
     for container in (store_pod.CONTAINER, CONTAINER):
-        done = _result(lines.get(container, []), f"container {container} of pod {made['metadata']['name']}")
+        done = store_pod.result(lines.get(container, []), f"container {container} of pod {made['metadata']['name']}")
     return _exported(found, wanted, done)
 
 
@@ -221,17 +221,6 @@ def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProces
         raise PlatformError(f"{' '.join(command[:3])} has not ended within {timeout_s:g} s. Try --timeout") from error
 
 
-def _ask(command: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
+def _ask(command: Sequence[str], timeout_s: float) -> Any:
     done = _run(command, timeout_s)
-    return _result([*done.stderr.splitlines(), *done.stdout.splitlines()], " ".join(command[:3]))
-
-
-def _result(lines: Sequence[str], who: str) -> Mapping[str, Any]:
-    """Raises StoreSaidNo, PlatformError."""
-    said = store_pod.answer(lines)
-    if said is None:
-        raise PlatformError(f"{who} did not answer but said: {' | '.join(lines[-3:]) or 'nothing'}")
-    if "error" in said:
-        raise StoreSaidNo(str(said["error"]))
-    result: Mapping[str, Any] = said["result"]
-    return result
+    return store_pod.result([*done.stderr.splitlines(), *done.stdout.splitlines()], " ".join(command[:3]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from singularity_proxy.protocol import decode, names
 
-from ..errors import Invalid, KubeError, NotFound, PlatformError, Unreachable
+from ..errors import Invalid, KubeError, NotFound, PlatformError, StoreSaidNo, Unreachable
 from ..job.view import Job
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, pod_spec, selector
@@ -90,14 +90,12 @@ def manifest(
     }
 
 
-def ask(
-    kube: Kube, pod: Object, timeout_s: float, progress: Callable[[int, int], None] | None = None
-) -> Mapping[str, Any]:
-    """Run `pod` and return what it says: `{"result": ...}` or `{"error": ...}`. Leaves no pod behind.
+def ask(kube: Kube, pod: Object, timeout_s: float, progress: Callable[[int, int], None] | None = None) -> Any:
+    """Run `pod` and return the store's answer. Leaves no pod behind.
 
     `progress` is called with (bytes done, bytes in all) now and then, where the question takes long.
 
-    Raises PlatformError when it does not answer within `timeout_s` seconds, KubeError.
+    Raises StoreSaidNo, PlatformError when it does not answer within `timeout_s` seconds, KubeError.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
 
@@ -106,15 +104,7 @@ def ask(
             for done, total in told(_last_lines(kube, namespace, name)):
                 progress(done, total)
 
-    lines = carry_out(kube, pod, timeout_s, look)[CONTAINER]
-    said = answer(lines)
-    if said is None:
-        words = " | ".join(lines[-3:]) or "nothing"
-        raise PlatformError(
-            f"pod {pod['metadata']['name']} did not answer but said: {words}. Is the agent image of the chart as new "
-            "as this program?"
-        )
-    return said
+    return result(carry_out(kube, pod, timeout_s, look)[CONTAINER], f"pod {name}")
 
 
 def carry_out(
@@ -147,6 +137,22 @@ def answer(lines: Sequence[str]) -> Mapping[str, Any] | None:
     """What `python -m proxy.store` said on its last line, None when it said nothing of the kind."""
     said = decode.json_value(lines[-1], MAX_ANSWER) if lines else None
     return said if isinstance(said, dict) and {"result", "error"} & said.keys() else None
+
+
+def result(lines: Sequence[str], who: str) -> Any:
+    """The answer at the end of what `who` said. Raises StoreSaidNo for an error, PlatformError for no answer."""
+    said = answer(lines)
+    if said is None:
+        fix = "Is the agent image of the chart as new as this program?"
+        raise PlatformError(f"{who} did not answer but said: {' | '.join(lines[-3:]) or 'nothing'}. {fix}")
+    return unpacked(said)
+
+
+def unpacked(said: Mapping[str, Any]) -> Any:
+    """The result of an answer. Raises StoreSaidNo for an error."""
+    if "error" in said:
+        raise StoreSaidNo(str(said["error"]))
+    return said["result"]
 
 
 def told(lines: Sequence[str]) -> list[tuple[int, int]]:

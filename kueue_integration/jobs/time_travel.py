@@ -82,10 +82,7 @@ def in_a_pod(kube: Kube, namespace: str, timeout_s: float = TIMEOUT_S) -> Ask:
 
     def ask(job: Object, url: str, question: Sequence[str]) -> Any:
         pod = store_pod.manifest(namespace, platform_config.load(kube), url, question, timeout_s, job)
-        said = store_pod.ask(kube, pod, timeout_s)
-        if "error" in said:
-            raise StoreSaidNo(str(said["error"]))
-        return said["result"]
+        return store_pod.ask(kube, pod, timeout_s)
 
     return ask
 

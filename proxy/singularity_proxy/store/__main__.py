@@ -1,10 +1,8 @@
-"""Two ways to ask a store on the command line.
+"""`python -m singularity_proxy.store URL ls|show|gc ...`: ask a store from another program, for example in a pod.
 
-`python -m singularity_proxy.store ls|show|verify|pin|... --store URL ...`: for people, see `command`.
-
-`python -m singularity_proxy.store URL ls|show|verify|gc ...`: for programs; one JSON object on the last line of
-standard output. Exit codes: 0 with `{"result": ...}`, 1 with `{"error": "sentence"}`. The arguments are those of
-`admin.answer`. Lines before it may have the form `{"progress": [bytes done, bytes in all]}`.
+Prints one JSON object on the last line of standard output. Exit codes: 0 with `{"result": ...}`, 1 with `{"error":
+"sentence"}`. The arguments are those of `admin.answer`. Lines before it may have the form `{"progress": [bytes done,
+bytes in all]}`. For people: `singularityctl checkpoints`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import sys
 import time
 from typing import Final
 
-from . import command
 from .admin import answer
 
 PROGRESS_EVERY_S: Final = 1.0
@@ -22,13 +19,8 @@ PROGRESS_EVERY_S: Final = 1.0
 
 def main(argv: list[str]) -> int:
     """Answer, and the exit code."""
-    if argv and "://" not in argv[0]:
-        return command.main(argv)
-    said = (
-        answer(argv[0], argv[1:], _Teller().tell)
-        if argv
-        else {"error": "no store URL; " + (__doc__ or "").splitlines()[0]}
-    )
+    usage = {"error": "no store URL; " + (__doc__ or "").splitlines()[0]}
+    said = answer(argv[0], argv[1:], _Teller().tell) if argv and "://" in argv[0] else usage
     print(json.dumps(said, separators=(",", ":")), flush=True)
     return 1 if "error" in said else 0
 

@@ -1,13 +1,15 @@
 """What people ask a store about a job's checkpoints, as plain JSON data: list, show, verify, take out, delete old ones.
 
 One implementation for two places: in the caller's own process, or as `python -m proxy.store` in a pod that alone
-reaches the store.
+reaches the store. `QUESTIONS` is all that can be asked; a question's words are the arguments of its function.
 """
 
 from __future__ import annotations
 
+import inspect
 import shutil
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,13 @@ from .progress import Progress, ignore
 from .store import Store
 
 Json = dict[str, Any]
+STREAM = "-"
+"""As a file: standard output or input."""
+
+
+def jobs(store: Store, namespace: str) -> list[str]:
+    """Names of the jobs of a namespace that the store has anything of. Raises StoreError."""
+    return sorted(job for found, job in store.jobs() if found == namespace)
 
 
 def ls(store: Store, namespace: str, job: str) -> list[Json]:
@@ -42,7 +51,7 @@ def show(store: Store, namespace: str, job: str, checkpoint: str, sha256: str | 
 
 
 def verify(
-    store: Store, namespace: str, job: str, checkpoint: str, progress: Progress, sha256: str | None = None
+    store: Store, namespace: str, job: str, checkpoint: str, sha256: str | None = None, *, progress: Progress = ignore
 ) -> Json:
     """Read back every byte that the checkpoint names. `problems` is empty when all of it is as it was written.
 
@@ -69,14 +78,17 @@ def export(
     job: str,
     checkpoint: str,
     file: str,
-    progress: Progress,
     sha256: str | None = None,
+    *,
+    progress: Progress = ignore,
 ) -> Json:
     """Write a checkpoint to the archive `file`, which appears when it is complete. Raises StoreError.
 
     :param sha256: digest of the committed manifest; a manifest with a different digest is not exported
     """
     manifest = store.read_manifest(namespace, job, checkpoint, sha256)
+    if file == STREAM:
+        return {"id": manifest.id, "file": file, "bytes": store.export(manifest, sys.stdout.buffer, progress)}
     target = Path(file)
     draft = target.with_name(target.name + ".part")
     try:
@@ -96,8 +108,9 @@ def fetch(
     job: str,
     checkpoint: str,
     folder: str,
-    progress: Progress,
     sha256: str | None = None,
+    *,
+    progress: Progress = ignore,
 ) -> Json:
     """Write a checkpoint of the state engine to `folder`, as `singularity_train` reads it: every rank's part, verified.
 
@@ -128,10 +141,10 @@ def fetch(
     return {"id": manifest.id, "step": manifest.step, "folder": folder, "bytes": size}
 
 
-def take(store: Store, namespace: str, job: str, file: str, progress: Progress) -> Json:
+def take(store: Store, namespace: str, job: str, file: str, *, progress: Progress = ignore) -> Json:
     """Import the archive `file`; "" for namespace and job: those from which it was exported. Raises StoreError."""
     try:
-        with Path(file).open("rb") as opened:
+        with sys.stdin.buffer if file == STREAM else Path(file).open("rb") as opened:
             manifest = store.import_(opened, namespace, job, progress)
     except OSError as error:
         raise StoreError(f"cannot read {file}: {error}") from error
@@ -144,79 +157,87 @@ def hold(store: Store, namespace: str, job: str, checkpoint: str, holder: str, s
     return _entry(Listing(manifest.id, manifest, pinned=True, sha256=found, held=(holder,)))
 
 
-def gc(
-    store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool, ended: bool = False
-) -> Json:
+def release(store: Store, namespace: str, job: str, checkpoint: str, holder: str) -> Json:
+    """End a hold, whether there is one or not. Raises StoreError."""
+    store.release(namespace, job, checkpoint, holder)
+    return {"id": checkpoint, "released": holder}
+
+
+def pin(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
+    """Keep a checkpoint from retention and `gc`. Raises StoreError."""
+    store.pin(namespace, job, checkpoint, True)
+    return {"id": checkpoint, "pinned": True}
+
+
+def unpin(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
+    """Let retention and `gc` have a checkpoint again. Raises StoreError."""
+    store.pin(namespace, job, checkpoint, False)
+    return {"id": checkpoint, "pinned": False}
+
+
+def rewrap(store: Store, namespace: str, job: str) -> Json:
+    """Wrap a job's data keys by the namespace's newest key alone. Raises StoreError."""
+    return {"data_keys": store.keys(namespace, job).rewrap()}
+
+
+def probe(store: Store, namespace: str = "") -> Json:
+    """See `Store.probe`."""
+    store.probe(namespace)
+    return {"url": store.url}
+
+
+def gc(store: Store, namespace: str, job: str, keep: str, what: str, *live: str) -> Json:
     """Drop all but the newest `keep` checkpoints of a job, but never one of `live` or a pinned one. Then delete the
     content that no checkpoint needs.
 
-    Without `delete`, it only reports what would be deleted. `uploads`: uploads that are under way, because of which no
-    content was deleted. `ended`: see `Store.end_all_uploads`. Raises StoreError.
+    `uploads` of the answer: uploads that are under way, because of which no content was deleted. Raises StoreError.
+
+    :param what: `plan` only reports what would be deleted; `delete`; `delete-ended`: see `Store.end_all_uploads`
     """
-    if keep < 1:
+    if not keep.isdigit() or int(keep) < 1:
         raise StoreError(f"keep = {keep}: at least one checkpoint has to stay")
-    kept_for_jobs = frozenset(live)
+    if what not in ("plan", "delete", "delete-ended"):
+        raise StoreError(f"what = {what!r}: give plan, delete or delete-ended")
     usable = [x for x in store.list_checkpoints(namespace, job) if x.manifest is not None]
-    doomed = [x.id for x in usable[keep:] if x.id not in kept_for_jobs and not x.pinned]
+    doomed = [x.id for x in usable[int(keep) :] if x.id not in live and not x.pinned]
     stay = [x.id for x in usable if x.id not in doomed]
-    if not delete:
+    if what == "plan":
         return {"deleted": False, "checkpoints": doomed, "stay": stay, "bytes_freed": 0, "uploads": []}
-    if ended:
+    if what == "delete-ended":
         store.end_all_uploads(namespace, job)
-    gone = store.prune(namespace, job, keep, kept_for_jobs)
+    gone = store.prune(namespace, job, int(keep), frozenset(live))
     done = store.collect_garbage(namespace, job)
     return {
         "deleted": True, "checkpoints": gone, "stay": stay, "bytes_freed": done.freed, "uploads": done.running,
     }  # fmt: skip
 
 
-def answer(url: str, question: Sequence[str], progress: Progress = ignore) -> Json:
+QUESTIONS: Mapping[str, Callable[..., Any]] = {
+    "jobs": jobs, "ls": ls, "show": show, "verify": verify, "export": export, "fetch": fetch, "import": take,
+    "hold": hold, "release": release, "pin": pin, "unpin": unpin, "rewrap": rewrap, "probe": probe, "gc": gc,
+}  # fmt: skip
+
+
+def answer(url: str, question: Sequence[str], progress: Progress | None = None) -> Json:
     """`{"result": ...}`, or `{"error": sentence}`. `question` is what follows the URL on the command line."""
     try:
-        return {"result": _ask(Store(url, keys=keys.from_env()), [*question], progress)}
+        return {"result": _ask(Store(url, keys=keys.from_env()), question, progress or ignore)}
     except ProxyError as error:
         return {"error": str(error)}
 
 
-def _ask(store: Store, question: list[str], progress: Progress) -> Any:
-    if not question:
-        raise StoreError("ask ls, show, verify or gc")
-    command, *rest = question
-    if command in ("pin", "unpin") and len(rest) == 3:
-        store.pin(rest[0], rest[1], rest[2], command == "pin")
-        return {"id": rest[2], "pinned": command == "pin"}
-    if command == "hold" and len(rest) in (4, 5):
-        return hold(store, *rest)
-    if command == "release" and len(rest) == 4:
-        store.release(rest[0], rest[1], rest[2], rest[3])
-        return {"id": rest[2], "released": rest[3]}
-    if command == "rewrap" and len(rest) == 2:
-        return {"data_keys": store.keys(rest[0], rest[1]).rewrap()}
-    if command == "probe" and len(rest) <= 1:
-        store.probe(*rest)
-        return {"url": store.url}
-    if command == "ls" and len(rest) == 2:
-        return ls(store, *rest)
-    if command == "show" and len(rest) in (3, 4):
-        return show(store, *rest)
-    if command == "verify" and len(rest) in (3, 4):
-        return verify(store, rest[0], rest[1], rest[2], progress, *rest[3:])
-    if command == "export" and len(rest) in (4, 5):
-        return export(store, rest[0], rest[1], rest[2], rest[3], progress, *rest[4:])
-    if command == "fetch" and len(rest) in (4, 5):
-        return fetch(store, rest[0], rest[1], rest[2], rest[3], progress, *rest[4:])
-    if command == "import" and len(rest) == 3:
-        return take(store, rest[0], rest[1], rest[2], progress)
-    if command == "gc" and len(rest) >= 4 and rest[2].isdigit() and rest[3] in ("plan", "delete", "delete-ended"):
-        what = rest[3]
-        return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], what != "plan", ended=what == "delete-ended")
-    raise StoreError(
-        f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID [SHA256]`, `verify NAMESPACE JOB ID "
-        "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `fetch NAMESPACE JOB ID FOLDER [SHA256]`, "
-        "`import NAMESPACE JOB FILE`, `hold NAMESPACE JOB ID HOLDER [SHA256]`, `release NAMESPACE JOB ID HOLDER`, "
-        "`rewrap NAMESPACE JOB` or "
-        "`gc NAMESPACE JOB KEEP plan|delete|delete-ended [LIVE_ID ...]`"
-    )
+def _ask(store: Store, question: Sequence[str], progress: Progress) -> Any:
+    function = QUESTIONS.get(question[0]) if question else None
+    if function is None:
+        raise StoreError(f"{' '.join(question)!r}: ask {', '.join(QUESTIONS)}")
+    parameters = inspect.signature(function).parameters.values()
+    words = [p for p in parameters if p.kind is not p.KEYWORD_ONLY][1:]
+    least, most = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in words), len(words)
+    if len(question) <= least or (len(question) > 1 + most and words[-1].kind is not words[-1].VAR_POSITIONAL):
+        shown = " ".join(p.name.upper() if i < least else f"[{p.name.upper()}]" for i, p in enumerate(words))
+        raise StoreError(f"{' '.join(question)!r}: ask `{question[0]} {shown}`")
+    more = {"progress": progress} if any(p.name == "progress" for p in parameters) else {}
+    return function(store, *question[1:], **more)
 
 
 def _entry(listing: Listing) -> Json:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,26 @@ def test_export_and_import_take_a_checkpoint_elsewhere(kube: FakeKube, tmp_path:
     assert missing.exit_code == 3 and not (tmp_path / "none.tar").exists()
 
 
+def test_a_store_is_looked_after_without_a_cluster(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "open_cluster", lambda kubeconfig, context: pytest.fail("the cluster is gone"))
+    alone = ("--no-cluster", "--store", url)
+    assert run("jobs", *alone).stdout == "digits\n"
+    assert run("ls", "digits", *alone, "-o", "name").stdout.split() == [f"digits-a1-g{n}" for n in (3, 2, 1)]
+    assert run("verify", "digits", *alone).exit_code == 0
+    assert run("gc", "digits", "--yes", "--ended", *alone).exit_code == 0
+    assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3"]
+    for wrong in (["ls", "digits", "--no-cluster"], ["ls", "digits", *alone, "--where", "pod"]):
+        refused = run(*wrong)
+        assert refused.exit_code == 2 and "--no-cluster = True: needs --store URL" in refused.stderr
+    singularityctl = [Path(sys.executable).with_name("singularityctl"), "checkpoints"]
+    taken = subprocess.run(
+        [*singularityctl, "export", "digits", "digits-a1-g3", "-", *alone], check=True, capture_output=True
+    )
+    take = [*singularityctl, "import", "copy", "-", "--no-cluster", "--store", f"file://{tmp_path}/other"]
+    assert b"digits-a1-g3 of default/copy" in subprocess.check_output(take, input=taken.stdout)
+    assert subprocess.run(take, input=taken.stdout[:-2000], capture_output=True).returncode == 3
+
+
 def test_an_archive_needs_the_store_here(kube: FakeKube, tmp_path: Path) -> None:
     refused = run("export", "digits", "digits-a1-g2", str(tmp_path / "one.tar"))
     assert refused.exit_code == 2 and "--where here --store file:///" in refused.stderr
@@ -229,7 +251,7 @@ def test_what_a_pod_says_of_its_progress(kube: FakeKube, url: str, monkeypatch: 
 
     monkeypatch.setattr(kube, "create", and_turn)
     monkeypatch.setattr(kube, "watch", watch)
-    assert store_pod.ask(kube, pod, 60, lambda *p: seen.append(p)) == {"result": {}}
+    assert store_pod.ask(kube, pod, 60, lambda *p: seen.append(p)) == {}
     assert seen == [(4, 9)]
 
 
@@ -262,6 +284,15 @@ def test_keys_of_an_encrypted_store(kube: FakeKube, url: str, tmp_path: Path, mo
     assert run("verify", "digits", "digits-a1-g4").exit_code == 0
     (keys / "2027").write_bytes(b"2" * 32)
     assert run("rewrap", "digits").stdout == "digits: 1 data keys are wrapped anew\n"
+    Store(url, keys=NamespaceKeys(keys)).put_ranks("default", "other", "other-a1-g1", {0: image})
+    (keys / "2028").write_bytes(b"3" * 32)
+    every = run("rewrap", "--store", url).stdout.splitlines()
+    assert every == [f"{name}: 1 data keys are wrapped anew" for name in ("digits", "other")]
+    Store(url, keys=NamespaceKeys(keys)).put_ranks("default", "other", "other-a1-g2", {0: image})
+    (keys / "2028").rename(tmp_path / "lost")
+    lost = run("rewrap", "--store", url)
+    assert lost.exit_code == 1 and lost.stdout.startswith("digits: ") and "other: " in lost.stdout
+    (tmp_path / "lost").rename(keys / "2028")
     (keys / "2026").unlink()
     assert run("verify", "digits", "digits-a1-g4").exit_code == 0
     assert run("rewrap", "digits").stdout == "digits: 0 data keys are wrapped anew\n"

@@ -38,6 +38,13 @@ def url(tmp_path: Path) -> str:
     return url
 
 
+def test_each_question_asks_for_its_words(url: str) -> None:
+    for name in admin.QUESTIONS.keys() - {"probe"}:
+        assert f"ask `{name} NAMESPACE" in admin.answer(url, [name])["error"]
+    assert admin.answer(url, ["probe"]) == {"result": {"url": url}}
+    assert admin.answer(url, ["jobs", "team"]) == {"result": ["train"]} != admin.answer(url, ["jobs", "other"])
+
+
 def ids(url: str) -> list[str]:
     return [entry["id"] for entry in admin.answer(url, ["ls", "team", "train"])["result"]]
 
@@ -79,7 +86,10 @@ def test_gc_keeps_the_newest_and_what_is_live(url: str) -> None:
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ([], "ask ls"), (["ls", "team"], "ask `ls NAMESPACE JOB`"), (["gc", "team", "train", "0", "plan"], "keep = 0"),
+        ([], "ask jobs, ls"), (["ls", "team"], "ask `ls NAMESPACE JOB`"),
+        (["gc", "team", "train", "0", "plan"], "keep = 0"),
+        (["ls", "a", "b", "c"], "ask `ls NAMESPACE JOB`"), (["gc", "team", "train", "1", "all"], "what = 'all'"),
+        (["show", "team", "train"], "ask `show NAMESPACE JOB CHECKPOINT [SHA256]`"),
         (["show", "team", "train", "nothing"], "no checkpoint 'nothing'"),
         (["ls", "../x", "train"], "not a Kubernetes"),
     ],
