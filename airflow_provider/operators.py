@@ -122,6 +122,9 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
     :param checkpoint_memory: memory of each pod, beside that of the ranks, into which a checkpoint goes from which the
         job trains on, as `"4Gi"`; what is larger goes to the disk. Default: the platform's, else none (templated)
+    :param reproducible_layout: whether processes have no random addresses and one PYTHONHASHSEED, so that ranks with
+        the same content share more in the store. A fault of memory is then easier to attack, and hashes can be known:
+        not for programs that read what strangers send (templated)
     :param privileges: where the launcher's capabilities count: `userns` (in a user namespace of the pod, where they
         give nothing on the node), `node`, or `auto`. Default: the platform's, which also says what a job may have
         (templated)
@@ -168,6 +171,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk",
         "checkpoint_memory", "engine", "start_from",
         "hold", "pod_override", "pod_template_file", "infrastructure_retries", "resume_on_exit_codes", "privileges",
+        "reproducible_layout",
         "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
@@ -218,6 +222,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         start_from: str | None = None,
         checkpoint_disk: str | None = None,
         checkpoint_memory: str | None = None,
+        reproducible_layout: bool | str = False,
         privileges: str | None = None,
         hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
@@ -279,6 +284,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         self.start_from = start_from
         self.checkpoint_disk = checkpoint_disk
         self.checkpoint_memory = checkpoint_memory
+        self.reproducible_layout = reproducible_layout
         self.privileges = privileges
         self.hold = hold
         self.volumes = volumes

@@ -21,7 +21,8 @@ SPEC_FIELDS: Mapping[str, str] = {
     "workdir": "workdir", "store": "store", "inputs": "inputs", "outputs": "outputs",
     "engine": "engine", "checkpoint_budget_s": "checkpoint_budget_s",
     "grace_period_s": "grace_period_s", "checkpoint_every": "checkpoint_every", "hold": "hold",
-    "checkpoint_disk": "checkpoint_disk", "checkpoint_memory": "checkpoint_memory", "privileges": "privileges",
+    "checkpoint_disk": "checkpoint_disk", "checkpoint_memory": "checkpoint_memory",
+    "reproducible_layout": "reproducible_layout", "privileges": "privileges",
     "volumes": "volumes", "volume_mounts": "volume_mounts", "pod_override": "pod_override",
     "infrastructure_retries": "infrastructure_retries", "resume_on_exit_codes": "resume_on_exit_codes",
 }  # fmt: skip

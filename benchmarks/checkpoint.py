@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
+from singularity_proxy.protocol import names
 from singularity_proxy.store import Store
 
 from . import machine
@@ -129,7 +130,23 @@ def replicas(made: Prepared, say: Say) -> Mapping[str, Measured]:
     one, four = (wide - narrow for wide, narrow in zip(stored[WIDE], stored[NARROW], strict=True))
     text = f"one replica's state: {one / 1e6:.0f} MB stored, four replicas' {four / 1e6:.0f} MB; paper 1.01 on GPUs"
     runs = [{"width": width, "one": pair[0], "four": pair[1]} for width, pair in stored.items()]
-    return {"dedup_replicas_x": Measured(four / one, runs, text)}
+    return {"dedup_replicas_x": Measured(four / one, runs, text), **layouts(made, say)}
+
+
+def layouts(made: Prepared, say: Say) -> Mapping[str, Measured]:
+    """Bytes that a second rank adds to those of the first, with `reproducible_layout` and without."""
+    added: dict[bool, float] = {}
+    for reproducible in (False, True):
+        env = {names.ENV_REPRODUCIBLE_LAYOUT: "1"} if reproducible else {}
+        with Job(made, ["train_wide.py", str(NARROW), "0"], ranks=2, env=env) as job:
+            job.start(2)
+            job.wait_step(WARM)
+            job.stop()
+            put(job.folder / "store", "one", job.images()[:1])
+            added[reproducible] = put(job.folder / "store", "two", job.images()[1:])[1] / 1e6
+        say(f"reproducible_layout {reproducible}: a second rank adds {added[reproducible]:.0f} MB")
+    text = f"a rank of DDP with next to no parameters; {added[False]:.0f} MB with random addresses and hashes"
+    return {"replica_layout_mb": Measured(added[True], [{"random": added[False], "same": added[True]}], text)}
 
 
 GROUP = Group(
@@ -138,6 +155,7 @@ GROUP = Group(
     [
         Spec("dump_vs_cp", "", ">= 1.5", "dump-to-store throughput against cp of the same bytes to the same disk"),
         Spec("dedup_replicas_x", "x", "<= 1.15", "stored bytes of 4 data-parallel replicas against one, model state"),
+        Spec("replica_layout_mb", "MB", "", "new bytes of a second rank's interpreter with reproducible_layout"),
         Spec("dedup_first_x", "x", ">= 3", "bytes dumped against stored, first checkpoint of 4 ranks with workers"),
         Spec("dedup_next_x", "x", ">= 3", "bytes dumped against newly stored, second checkpoint 30 steps later"),
     ],

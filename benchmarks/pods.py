@@ -43,13 +43,21 @@ class Job:
 
     :param program: the script below `programs/` that every rank runs, and its arguments
     :param ranks: how many
+    :param env: variables of the ranks, besides
     :param uids: first uid of this machine that is the containers', which have a user namespace then
     """
 
-    def __init__(self, made: Prepared, program: Sequence[str], ranks: int = RANKS, uids: int | None = None) -> None:
+    def __init__(
+        self,
+        made: Prepared,
+        program: Sequence[str],
+        ranks: int = RANKS,
+        uids: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self.ranks = ranks
-        self._uids = uids
+        self._uids, self._env = uids, env or {}
         self._made = made
         self._program = PROGRAMS / program[0]
         self._command = ["python3", self._program.name, *program[1:]]
@@ -81,7 +89,7 @@ class Job:
                 torch=self._made.torch,
                 plan=plan,
                 command=self._command,
-                env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **self._env},
                 criu=self._criu,
                 uids=self._uids,
             )

@@ -62,7 +62,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     "Place and devices": ("topology", "node_selector", "tolerations", "resource_claims"),
     "Checkpoints": (
         "engine", "store", "inputs", "outputs", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s",
-        "grace_period_s", "checkpoint_disk", "checkpoint_memory",
+        "grace_period_s", "checkpoint_disk", "checkpoint_memory", "reproducible_layout",
     ),
     "Pods": ("privileges", "volumes", "volume_mounts", "labels", "annotations", "pod_override", "pod_template_file"),
     "Cluster": ("kubernetes_conn_id", "namespace", "api_outage_tolerance"),

@@ -87,6 +87,11 @@ _OPTIONS = (
         help="Memory of a pod for checkpoints from which the job trains on (4Gi). Default: the platform's, or none.",
     ),
     click.option(
+        "--reproducible-layout",
+        is_flag=True,
+        help="No random addresses and hashes in ranks: they share more in the store, and are easier to attack.",
+    ),
+    click.option(
         "--privileges",
         metavar="LEVEL",
         help="Where the launcher's capabilities count: userns (in the pod), node or auto. Default: the platform's.",

@@ -149,6 +149,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
                     names.ENV_COMMAND: command_text(spec.command),
                     names.ENV_WORKDIR: spec.workdir or "",
                     **({names.ENV_INPUTS: names.INPUTS_DIR} if spec.inputs else {}),
+                    **({names.ENV_REPRODUCIBLE_LAYOUT: "1"} if spec.reproducible_layout else {}),
                 }
             ),
         ],

@@ -18,6 +18,7 @@ _INTEGERS = (
     "workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s", "infrastructure_retries",
     "ttl_s",
 )  # fmt: skip
+_BOOLEANS = ("hold", "reproducible_layout")
 _TUPLES = ("command", "tolerations", "resource_claims", "volumes", "volume_mounts", "resume_on_exit_codes")
 _MAPPINGS = ("resources", "node_selector", "env", "inputs", "files", "labels", "annotations", "pod_override")
 
@@ -71,6 +72,10 @@ class TrainSpec:
     :param checkpoint_memory: memory of each pod, beside that of the ranks, into which a checkpoint goes from which the
         job trains on, as `"4Gi"`. The ranks stand still for less time than they would for the disk. What is larger goes
         to the disk. None: the platform's default, else none
+    :param reproducible_layout: whether processes have their memory at addresses without randomness and one
+        PYTHONHASHSEED for the job, so that ranks with the same content share more in the store. The price: whoever
+        finds a memory fault in the program or a library knows where everything lies, and Python's hashes can be
+        foretold. Not for programs that read what strangers send. Not for the state engine, which saves no processes
     :param privileges: where the launcher's capabilities count: `userns` (in a user namespace of the pod only, where
         they give nothing on the node), `node`, or `auto` (`userns` where all nodes of the queue's flavors can). None:
         the platform's choice, which also says what a job may have. Not for the state engine, which has none
@@ -113,6 +118,7 @@ class TrainSpec:
     checkpoint_every: str | float | None = None
     checkpoint_disk: str | None = None
     checkpoint_memory: str | None = None
+    reproducible_layout: bool = False
     privileges: str | None = None
     hold: bool = True
     volumes: Sequence[Mapping[str, Any]] = ()
@@ -190,7 +196,7 @@ def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
             with contextlib.suppress(ValueError):
                 value = _structure(value, Mapping)
             values[name] = value
-        elif name == "hold" and isinstance(value, str):
+        elif name in _BOOLEANS and isinstance(value, str):
             if value.lower() in ("true", "false"):
                 values[name] = value.lower() == "true"
             else:

@@ -80,8 +80,9 @@ def _names(spec: TrainSpec) -> Iterator[Problem]:
         yield "identity", spec.identity, "is not a label value (1-63 letters, digits, '-', '_', '.')"
     if spec.engine not in (engine.AUTO, *names.ENGINES):
         yield "engine", spec.engine, "must be 'auto', 'process', 'state' or 'both'"
-    if not isinstance(spec.hold, bool):
-        yield "hold", spec.hold, "must be true or false"
+    for field in ("hold", "reproducible_layout"):
+        if not isinstance(getattr(spec, field), bool):
+            yield field, getattr(spec, field), "must be true or false"
 
 
 def _command(spec: TrainSpec) -> Iterator[Problem]:
@@ -297,6 +298,8 @@ def _at_least(wish: object, least: int) -> bool:
 
 def _privileges(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
     known = isinstance(spec.engine, str) and spec.engine in (engine.AUTO, *names.ENGINES)
+    if known and spec.elastic and spec.reproducible_layout is True:
+        yield "reproducible_layout", True, "must be left out: engine 'state' saves no processes"
     if text := privileges.problem(spec.privileges, None if not known or spec.elastic else platform):
         yield "privileges", spec.privileges, text
 

@@ -64,6 +64,8 @@ ENV_IMAGE_ROOM: Final = "SINGULARITY_IMAGE_ROOM"
 """Bytes that the volume of the images may hold: with more, the kubelet evicts the pod. Not set: what the disk has."""
 ENV_CHECKPOINT_MEMORY: Final = "SINGULARITY_CHECKPOINT_MEMORY"
 """Bytes of memory that the sidecar may use to take in a checkpoint after which the job trains on. Not set: none."""
+ENV_REPRODUCIBLE_LAYOUT: Final = "SINGULARITY_REPRODUCIBLE_LAYOUT"
+"""Not empty: ranks that start anew have addresses without randomness and one seed for Python's hashes."""
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 """Bytes per second of each rank's output that are shown; the rest is only counted. 0: all output is shown."""
 

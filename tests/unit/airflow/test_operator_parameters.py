@@ -140,6 +140,7 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "outputs": ("file:///shared/checkpoints/outputs/team/run-{{ two }}", "file:///shared/checkpoints/outputs/team/run-2"),
     "engine": ("{{ auto }}", "auto"),
     "privileges": ("{{ auto }}", "auto"),
+    "reproducible_layout": ("{{ yes }}", True),
     "hold": ("{{ no }}", False),
     "pod_override": ({"spec": {"schedulerName": "{{ low }}"}}, {"spec": {"schedulerName": "low"}}),
     "infrastructure_retries": ("{{ two }}", 2),
@@ -159,7 +160,7 @@ def rendered(parameter: str, template: Any) -> Any:
 
     values = {
         "queue": "training", "script": "fit.py", "namespace": NAMESPACE, "four": 4, "two": "2", "low": "low",
-        "auto": "auto", "no": "false",
+        "auto": "auto", "no": "false", "yes": "true",
     }  # fmt: skip
     beside: dict[str, Any] = {"volumes": RENDERED["volumes"][0]} if parameter == "volume_mounts" else {}
     beside |= {"render_files": True} if parameter == "files" else {}

@@ -64,6 +64,8 @@ def test_the_sample_is_valid() -> None:
         ("resume_on_exit_codes", {"resume_on_exit_codes": [143]}, "stopped on request"),
         ("resume_on_exit_codes", {"resume_on_exit_codes": 75}, "a list of exit codes"),
         ("infrastructure_retries", {"infrastructure_retries": -1}, "0 to 10000, or None"),
+        ("reproducible_layout", {"reproducible_layout": "yes"}, "true or false"),
+        ("reproducible_layout", {"reproducible_layout": True, "engine": "state"}, "saves no processes"),
         ("env['A-B']", {"env": {"A-B": "1"}}, "environment variable"),
         ("env['RANK']", {"env": {"RANK": "1"}}, "set by the launcher"),
         ("env['SINGULARITY_X']", {"env": {"SINGULARITY_X": "1"}}, "set by the launcher"),

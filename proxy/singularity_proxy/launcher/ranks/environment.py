@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def environment(
             "PYTHONUNBUFFERED": "1",
         }
     )
+    if base.get(names.ENV_REPRODUCIBLE_LAYOUT):
+        job = f"{base.get(names.ENV_NAMESPACE)}/{base.get(names.ENV_JOB)}"
+        env.setdefault("PYTHONHASHSEED", str(zlib.crc32(job.encode())))  # `slot_init` sees to the addresses
     if plan.outputs:
         env[names.ENV_OUTPUTS] = str(paths.outputs(rank))
     alone = plan.world_size == 1 and not devices and not elastic

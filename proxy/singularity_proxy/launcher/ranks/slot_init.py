@@ -28,8 +28,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ...protocol import names
 from .. import socket_room
-from . import mounts, privileges, seccomp
+from . import libc, mounts, privileges, seccomp
 
 FIRST_PID = 1000
 """PID of a rank's root at a fresh start: above every helper that a restore slot runs before CRIU needs the PIDs."""
@@ -41,6 +42,7 @@ WORDS = 2000
 """Bytes of a tool's output that are passed on."""
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
+_ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -153,6 +155,8 @@ def _become(order: dict[str, Any]) -> None:
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     _plain(log)
     os.chdir(order["cwd"])
+    if order["env"].get(names.ENV_REPRODUCIBLE_LAYOUT):
+        libc.check(libc.load().personality(_ADDR_NO_RANDOMIZE), "addresses without randomness")
     privileges.drop(order["as"])
     seccomp.apply()
     try:
