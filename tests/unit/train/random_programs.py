@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,33 @@ def chosen(seed: int) -> dict[str, Any]:
         "new optimizer": draw.random() < 0.06, "grows": grows,
         "save_every": draw.choice([None, None, 2]), "stop": draw.randrange(0, STEPS - 2),
     }  # fmt: skip
+
+
+REASONS = {
+    "optimizer": "keeps state of no parameter|keeps tensors outside its state|counts in an attribute|wraps another",
+    "copy of the model": "a copy of the model .* changes while it trains and is not attached",
+    "function's own state": "computed again from what a checkpoint has",
+    "optimizer not attached": "makes steps in the loop and is not attached",
+    "growing model": "it has got .* since attach",
+}
+"""What may refuse a script, with its words."""
+
+
+def causes(seed: int) -> set[str]:
+    """What refuses the script of `seed`; none: it has to be moved."""
+    has = chosen(seed)
+    found = {
+        "optimizer": has["optimizer"] in ODD,
+        "copy of the model": has["average"].endswith("not attached"),
+        "function's own state": has["memory"] in ("closure", "generator"),
+        "optimizer not attached": has["new optimizer"],
+        "growing model": has["grows"],
+    }
+    return {cause for cause, there in found.items() if there}
+
+
+def expected(rank: int, world: int, seeds: list[int]) -> dict[str, list[str]]:
+    return {str(seed): sorted(causes(seed)) for seed in seeds}
 
 
 class Kept:
@@ -245,6 +273,7 @@ def played(rank: int, world: int, seeds: list[int], root: str | None, stop: bool
             found[str(seed)] = script(rank, seed, folder, stop)
         except Exception as error:
             ours = isinstance(error, singularity_train.TrainError)
-            found[str(seed)] = {"ours": ours, "raised": type(error).__name__, "message": str(error)}
+            why = [name for name, words in REASONS.items() if re.search(words, str(error))]
+            found[str(seed)] = {"ours": ours, "raised": type(error).__name__, "message": str(error), "why": why}
             singularity_train.attach.__globals__["_current"] = None
     return found
