@@ -15,7 +15,7 @@ from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, 
 
 from singularity_proxy.errors import CorruptChunkError, DamageError, KeyLostError
 from singularity_proxy.protocol import exit_codes, names
-from singularity_proxy.store import Store, command, download, keys, sealing
+from singularity_proxy.store import Store, admin, download, keys, sealing
 from singularity_proxy.store.keys import JobKeys, NamespaceKeys
 from singularity_proxy.store.trust import of_attempt
 
@@ -167,7 +167,7 @@ def test_data_keys_are_wrapped_anew(store: Store, ours: NamespaceKeys, tmp_path:
     namespace_keys(ours.folder, "2026-12-24")
     os.environ[names.ENV_STORE_KEYS] = str(ours.folder)
     try:
-        assert command.main(["rewrap", "--store", store.url, "--namespace", NAMESPACE]) == 0
+        assert len(admin.answer(store.url, ["rewrap", NAMESPACE, JOB])["result"]["data_keys"]) == 1
     finally:
         del os.environ[names.ENV_STORE_KEYS]
     assert {by for _, by in store.keys(NAMESPACE, JOB).wrapped()} == {ours.newest()}
