@@ -160,6 +160,8 @@ class Job:
     """The policy that has made that request, "" for anybody else. Later requests do not change it, but for a pause."""
     saved_at: float | None = None
     """When its newest checkpoint was made."""
+    saved_bytes: int | None = None
+    """What that holds, of all pods together."""
     steps_done: int | None = None
     """Step boundaries that the current attempt has passed, counted over the whole job, and when that was seen."""
     steps_seen_at: float | None = None

@@ -11,7 +11,10 @@ from ..contract.record_types import AttemptRecord
 from .job import Job
 
 UNKNOWN_S: Final = 60.0
-"""What a save or a restore counts as long as none was measured."""
+"""What a save or a restore counts as long as none was measured, and no checkpoint tells how large the job is."""
+START_S: Final = 20.0
+BYTES_PER_S: Final = 0.2e9
+"""Expected of one that has a checkpoint: pods that end and start, and the bytes of a pod through its sidecar."""
 NEWEST: Final = 5
 """So many of the newest saves and restores are averaged: they change with the size of the job."""
 HOUR_S: Final = 3600.0
@@ -61,9 +64,15 @@ def _mean(seconds: Sequence[float]) -> float | None:
 
 def cost(job: Job) -> float:
     """Device-seconds that a move takes: no device works from the eviction to the first step of the next attempt."""
-    saved, restored = save_s(job), restore_s(job)
-    seconds = (UNKNOWN_S if saved is None else saved) + (UNKNOWN_S if restored is None else restored)
-    return seconds * job.devices
+    return back_s(job) * job.devices
+
+
+def _expected_s(job: Job) -> float:
+    """Seconds of a save or a restore that was never measured."""
+    if job.saved_bytes is None:
+        return UNKNOWN_S
+    pods = max(1, job.given.count if job.given is not None else job.wanted)
+    return START_S + job.saved_bytes / pods / BYTES_PER_S
 
 
 def held_s(record: AttemptRecord, now: float | None, since: float = 0.0) -> float:
@@ -121,9 +130,10 @@ def _pace(job: Job, record: AttemptRecord) -> tuple[int, float] | None:
     return last - first, ended - begun
 
 
-def move_s(job: Job) -> float:
-    """Seconds that the job's newest moves took, save and restore together; 0 for what was never measured."""
-    return (save_s(job) or 0.0) + (restore_s(job) or 0.0)
+def move_s(job: Job, unknown_s: float = 0.0) -> float:
+    """Seconds that the job's newest moves took, save and restore together; `unknown_s` for what was never measured."""
+    saved, restored = save_s(job), restore_s(job)
+    return (unknown_s if saved is None else saved) + (unknown_s if restored is None else restored)
 
 
 def left_s(job: Job, now: float) -> float:
@@ -137,6 +147,18 @@ def left_s(job: Job, now: float) -> float:
         done, seconds = pace
         return steps * seconds / done
     return attained(job, now) / job.devices
+
+
+def ends_s(job: Job) -> float | None:
+    """Seconds until the job is done, where its program says how many steps it makes and its pace is known."""
+    if steps_left(job) is None or not job.attempts or _pace(job, job.attempts[-1]) is None:
+        return None
+    return left_s(job, 0.0)
+
+
+def back_s(job: Job) -> float:
+    """Seconds that a move is expected to take: save and restore, by size where they were never measured."""
+    return move_s(job, _expected_s(job))
 
 
 def steps_left(job: Job) -> float | None:

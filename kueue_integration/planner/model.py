@@ -24,6 +24,10 @@ class Queue:
     """What Kueue says is reserved; it may know a Workload that we have not seen yet."""
     stopped: bool = field(default=False, kw_only=True)
     """Kueue admits nobody there (stopPolicy, or it is not active): whoever leaves does not come back."""
+    preempts: str = field(default="LowerPriority", kw_only=True)
+    """Whom of its own jobs those who wait may preempt: Kueue's `withinClusterQueue`."""
+    reclaims: str = field(default="Any", kw_only=True)
+    """Whom they may preempt of queues that have borrowed: Kueue's `reclaimWithinCohort`."""
 
     @cached_property
     def nominal(self) -> Amounts:
@@ -117,7 +121,7 @@ class ClusterSnapshot:
     """Those that are remembered, oldest first; empty unless a policy asks for them."""
     ended: Sequence[Ended] = ()
     nested: frozenset[str] = frozenset()
-    """Cohorts that share quota with others above or below them. Filled where a policy asks for it."""
+    """Cohorts that share quota with others above or below them, or that have some of their own."""
 
     def queue_of(self, job: Job) -> Queue | None:
         return self.queues.get(job.workload.queue) if job.workload is not None else None
@@ -175,6 +179,15 @@ class ClusterSnapshot:
         return {
             name: quota.added(w.holds for w in found if w.holds is not None) for name, found in self.by_queue.items()
         }
+
+    @cached_property
+    def borrows(self) -> frozenset[str]:
+        """Queues that hold more than their nominal quota: others of the cohort may take that back."""
+        return frozenset(
+            name
+            for name, queue in self.queues.items()
+            if any(amount > queue.nominal.get(key, quota.NONE) for key, amount in self.used[name].items())
+        )
 
     @cached_property
     def in_all(self) -> Amounts:

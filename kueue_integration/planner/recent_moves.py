@@ -38,6 +38,8 @@ class RecentMoves:
         self._entries: list[_Entry] = []
         self._since: dict[Move, float] = {}
         """Of an attempt: since when it trains, by the monotonic clock."""
+        self._ends: dict[Move, float] = {}
+        """Of an attempt that says that it ends soon: until when that is believed, by the monotonic clock."""
         self._looked = False
 
     def observe(self, snapshot: ClusterSnapshot, clock: float) -> None:
@@ -53,10 +55,18 @@ class RecentMoves:
                 key, age = (job.uid, job.attempt), max(0.0, snapshot.now - job.runs_since)
                 seen[key] = self._since.get(key, clock if self._looked else clock - age)
         self._since, self._looked = seen, True
+        self._ends = {key: until for key, until in self._ends.items() if key in seen}
 
     def enter(self, job: Job, clock: float) -> None:
         """Its current attempt is about to be ended by a move."""
         self._entries.append(_Entry(job.key, job.uid, job.attempt, clock))
+
+    def believes(self, job: Job, ends_s: float, clock: float) -> bool:
+        """Whether the job may stay because it ends in `ends_s` seconds, as its program says.
+
+        It gets twice the time that it said first: a program that prints what it likes gains no more than that.
+        """
+        return clock <= self._ends.setdefault((job.uid, job.attempt), clock + 2 * ends_s)
 
     def strike(self, key: JobKey) -> None:
         """The last move of that job was not begun after all."""

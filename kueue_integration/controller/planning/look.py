@@ -94,8 +94,12 @@ def read_queue(raw: Object) -> model.Queue:
     """Of a ClusterQueue. Raises ValueError, LookupError, TypeError: it is not as it should be."""
     spec = raw.get("spec") or {}
     cohort = str(spec.get("cohortName") or spec.get("cohort") or "")
-    reported, stopped = quota.reported(raw), quota.stopped(raw)
-    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), reported, stopped=stopped)
+    name, may = str(raw["metadata"]["name"]), spec.get("preemption") or {}
+    preempts, reclaims = (str(may.get(field) or "Never") for field in ("withinClusterQueue", "reclaimWithinCohort"))
+    return model.Queue(
+        name, cohort, quota.groups(raw), quota.reported(raw), stopped=quota.stopped(raw),
+        preempts=preempts, reclaims=reclaims,
+    )  # fmt: skip
 
 
 def read_workload(raw: Object, queue: str, stopped: bool = False) -> planned.Workload:
@@ -182,6 +186,7 @@ def read_job(
         paused=seen is not None and not seen.active and seen.paused,
         paused_by=seen.paused_by if seen is not None else "",
         saved_at=saved.created_at if saved is not None else None,
+        saved_bytes=saved.bytes if saved is not None else None,
         steps_done=progress.step if progress is not None and own else None,
         steps_seen_at=progress.at if progress is not None and own else None,
         steps_total=progress.total if progress is not None else None,

@@ -121,7 +121,7 @@ class Rounds:
         asked = {*act, *dry}
         if defragmentation.NAME in asked:
             seen = self._with_room(seen, nodes)
-        if lending.NAME in asked:
+        if asked:
             seen = replace(seen, snapshot=self._with_cohorts(seen.snapshot))
         if health.NAME in asked:
             jobs = {kinds.place(job): job for job in self._world.all_jobs()}
@@ -164,15 +164,18 @@ class Rounds:
             self._budgets.keep(seen)
 
     def _with_cohorts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
-        """With the cohorts that are part of a tree. Where they cannot be seen, each may be one."""
+        """With cohorts whose quota is not that of their queues alone. Where they cannot be seen, each may be one."""
+        if not any(queue.cohort for queue in snapshot.queues.values()):
+            return snapshot
         try:
-            parents = {c["metadata"]["name"]: (c.get("spec") or {}).get("parentName") for c in self._kube.list(COHORT)}
-            linked = (pair for pair in parents.items() if pair[1])
-            return replace(snapshot, nested=frozenset(str(name) for pair in linked for name in pair))
+            specs = {c["metadata"]["name"]: c.get("spec") or {} for c in self._kube.list(COHORT)}
+            linked = (pair for pair in ((name, spec.get("parentName")) for name, spec in specs.items()) if pair[1])
+            rich = {str(name) for name, spec in specs.items() if spec.get("resourceGroups")}
+            return replace(snapshot, nested=frozenset(rich | {str(name) for pair in linked for name in pair}))
         except NotFound:  # this Kueue has none
             return snapshot
         except KubeError as error:
-            self._report.trouble(lending.NAME, f"cannot see cohorts: {error}", None, self._now())
+            self._report.trouble("planner", f"cannot see cohorts: {error}", None, self._now())
             return replace(snapshot, nested=frozenset(q.cohort for q in snapshot.queues.values() if q.cohort))
 
     def _regrows(self, snapshot: ClusterSnapshot) -> bool:

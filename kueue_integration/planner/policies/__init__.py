@@ -13,8 +13,6 @@ from ..model import ClusterSnapshot
 from ..proposals import Proposal, nonsense
 
 Policy = Callable[[ClusterSnapshot], Sequence[Proposal]]
-MOST: int = 1000
-"""Proposals of one policy that are looked at in one round."""
 
 
 def ask(
@@ -31,9 +29,7 @@ def ask(
         except Exception as error:
             trouble(name, f"raised {type(error).__name__}", error)
             continue
-        if len(proposals) > MOST:
-            trouble(name, f"proposed {len(proposals)} actions, the first {MOST} count", None)
-        for proposal in proposals[:MOST]:
+        for proposal in proposals:
             why = nonsense(proposal, name, snapshot)
             if why:
                 what = f"{proposal.action} of {'/'.join(proposal.job)}" if isinstance(proposal, Proposal) else "this"

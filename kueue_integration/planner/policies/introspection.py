@@ -48,6 +48,7 @@ def propose(snapshot: ClusterSnapshot, prices: Mapping[str, float], settings: In
     Moves are sorted by what they gain. The arbiter starts one in a cohort: all of them count on the same quota.
     """
     found, moves = list[Proposal](), list[Proposal]()
+    rooms: dict[str, Room | None] = {}
     for job in sorted(snapshot.jobs.values(), key=lambda j: j.key):
         queue = snapshot.queue_of(job)
         if queue is None:
@@ -57,7 +58,10 @@ def propose(snapshot: ClusterSnapshot, prices: Mapping[str, float], settings: In
             found.append(Proposal("unpin", job.key, why, 0.0, NAME))
         stays = job.workload is None or snapshot.stopped(job.workload)
         here = None if stays else _here(job, prices)
-        move = _move(snapshot, queue, here, prices, settings) if here is not None else None
+        if here is not None and queue.name not in rooms:
+            rooms[queue.name] = _room(snapshot, queue)
+        free = rooms.get(queue.name)
+        move = _move(queue, here, free, prices, settings) if here is not None and free is not None else None
         if move is not None:
             moves.append(move)
     return [*found, *sorted(moves, key=lambda move: -move.gain_device_seconds)]
@@ -89,12 +93,16 @@ def _here(job: Job, prices: Mapping[str, float]) -> _Here | None:
     return _Here(job, given.flavor, prices[given.flavor], speeds[given.flavor], elsewhere, steps)
 
 
-def _move(
-    snapshot: ClusterSnapshot, queue: Queue, here: _Here, prices: Mapping[str, float], settings: Introspection
-) -> Proposal | None:
+def _room(snapshot: ClusterSnapshot, queue: Queue) -> Room | None:
+    """Free quota of a queue; None: what is free, or would become free, belongs to those who wait."""
     if any(quotas.entitled(snapshot, w) for w in quotas.waiting(snapshot, queue)):
-        return None  # what is free, or would become free, belongs to those who wait
-    free = quotas.placeable(snapshot, quotas.room(snapshot, queue))
+        return None
+    return quotas.placeable(snapshot, quotas.room(snapshot, queue))
+
+
+def _move(
+    queue: Queue, here: _Here, free: Room, prices: Mapping[str, float], settings: Introspection
+) -> Proposal | None:
     there = [f for f in _alternatives(queue, here) if f in prices and _has_room(free, here.job, f)]
     back = _back(here, there, prices, settings)
     if back is not None:

@@ -12,8 +12,9 @@ keeps its priority.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from .. import shares
 from ..job import Job
@@ -83,14 +84,14 @@ def propose(
     for pool, jobs in sorted(levels.pools(snapshot).items()):
         shares = known_of(jobs)
         recovering = {s.job.key for s in (*shares, *known_of(between.get(pool, ()))) if s.recovering}
-        behind = [s for s in shares if s.behind]
-        owed = sum(s.owed for s in behind)
-        below = min((s.job.own_priority for s in behind), default=0) - 1
+        rivals = _rivals(snapshot, [s for s in shares if s.behind])
         for each in shares:
             job, told = each.job, f"had {each.delivered:.0%} of its device time, promised {each.promised:.0%}"
             gives_way = each.ahead and not levels.just_started(job, snapshot.now, min_run_s)
-            if behind and gives_way:
+            behind = rivals(job) if gives_way else ()
+            if behind:
                 reason = f"{told}: gives way to {len(behind)} that are behind"
+                below, owed = min(s.job.own_priority for s in behind) - 1, sum(s.owed for s in behind)
                 found += levels.to(job, min(below, job.own_priority), reason, min(owed, -each.owed), NAME)
             elif job.boosted_by == NAME and not (gives_way and recovering - {job.key}):
                 found += levels.to(job, job.own_priority, told, 0.0, NAME)
@@ -99,3 +100,18 @@ def propose(
             if job.boosted_by == NAME and job.key not in known:
                 found += levels.to(job, job.own_priority, "its class promises nothing any more", 0.0, NAME)
     return found
+
+
+def _rivals(snapshot: ClusterSnapshot, behind: Sequence[Share]) -> Callable[[Job], Sequence[Share]]:
+    """Of a job: those of `behind` who may preempt it."""
+    by_queue: dict[str, list[Share]] = {}
+    for each in behind:
+        assert each.job.workload is not None
+        by_queue.setdefault(each.job.workload.queue, []).append(each)
+
+    @cache
+    def of_queue(name: str) -> Sequence[Share]:
+        rivals = levels.preemptors(snapshot, snapshot.queues[name])
+        return [each for rival in rivals for each in by_queue.get(rival, ())]
+
+    return lambda job: of_queue(job.workload.queue) if job.workload is not None else ()

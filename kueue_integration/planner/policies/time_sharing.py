@@ -59,12 +59,12 @@ def propose(snapshot: ClusterSnapshot, quantum_s: float) -> list[Proposal]:
 
 
 def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], quantum_s: float) -> Iterator[Proposal]:
-    free = quotas.room(snapshot, queue)
+    free, most = snapshot.spare[queue.name], snapshot.most[queue.name]
     all_turns = sorted(_turns(snapshot, queue, jobs), key=lambda t: (-t.workload.priority, t.since, t.workload.uid))
-    turns = [t for t in all_turns if quota.fits(t.workload.asks, queue.groups, queue.nominal)]
+    turns = [t for t in all_turns if quota.fits(t.workload.asks, queue.groups, most)]
     if not turns:
-        # Parked jobs that need more than the queue has of its own ran on borrowed quota. Only Kueue knows when there
-        # is some again, so they wait in its queue as soon as nobody else does. Else they would stay parked for ever.
+        # What a tree of cohorts lends, only Kueue knows. So parked jobs that need more than this cohort has wait in its
+        # queue as soon as nobody else does. Else they would stay parked for ever.
         for late in all_turns:
             if late.parked is not None:
                 yield Proposal("resume", late.parked.key, "nobody else waits, and Kueue may lend it quota", 0.0, NAME)
@@ -75,8 +75,11 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], quan
         return
     memory = tuple(sorted(unserved)[:MOST_UNSERVED])
     told = f"; Kueue leaves waiting though there was room: {', '.join(memory)}" if memory else ""
-    if quota.fits(turn.workload.asks, queue.groups, free if turn.parked is None else quotas.own_room(snapshot, queue)):
-        if turn.parked is not None:  # in Kueue's queue it can also have back what the cohort has borrowed
+    # Kueue takes back for it what the cohort has borrowed, whoever that is; who is parked is not in Kueue's queue yet.
+    back = turn.parked is not None or queue.reclaims == "Any"
+    own = quotas.own_room(snapshot, queue) if back else {}
+    if any(quota.fits(turn.workload.asks, queue.groups, room) for room in (free, own)):
+        if turn.parked is not None:
             waited = snapshot.now - turn.since
             reason = f"its turn, after {waited:.0f} s in the store{told}"
             yield Proposal("resume", turn.parked.key, reason, 0.0, NAME, memory=memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import planner_scene as scene
@@ -284,6 +285,59 @@ def test_a_policy_that_raises_or_returns_rubbish_stops_no_other():
     found = policies.ask(asked, scene.snapshot(job), lambda policy, what, error: told.append(f"{policy} {what}"))
     assert [p.policy for p in found] == ["two"]
     assert told[0] == "one raised ZeroDivisionError" and "rubbish proposed nonsense" in told[1] and len(told) == 4
+
+
+# --- moves that nobody gains by -------------------------------------------------------------------------------------
+def ending(left: int, **changes: Any) -> Job:
+    """A job at a step a second that makes so many more."""
+    steps = {"steps_done": 981, "steps_seen_at": NOW, "steps_total": 980 + left, "steps_printed": 980, **changes}
+    return replace(scene.job(), **steps)
+
+
+@pytest.mark.parametrize("action", ["pause", "priority", "readmit"])
+def test_a_job_that_ends_before_it_would_be_back_stays(action):
+    more = {"priority": 3} if action == "priority" else {}
+    (ruling,) = rule(ending(5), propose(ending(5), action, **more))
+    assert (ruling.allowed, ruling.why) == (False, "it ends by itself in about 5 s, before it would be back")
+    assert rule(ending(500), propose(ending(500), action, **more))[0].allowed
+    silent = ending(5, steps_total=None)
+    assert rule(silent, propose(silent, action, **more))[0].allowed, "its program does not say how much is left"
+
+
+def test_a_program_that_always_says_that_it_is_about_to_end_is_believed_once():
+    judge = arbiter()
+    assert not rule(ending(20), by=judge)[0].allowed
+    assert not rule(ending(20), by=judge, clock=39.0)[0].allowed
+    assert rule(ending(20), by=judge, clock=42.0)[0].allowed
+
+
+def test_who_leaves_a_node_that_goes_is_not_asked_when_it_ends():
+    judge = Arbiter({"one": Terms(Limits(0.0, None, None), weigh=False)})
+    assert rule(ending(5), by=judge)[0].allowed
+
+
+def test_a_job_that_its_queue_could_never_hold_again_stays():
+    """Its queue had more quota when it came, say. In a tree of cohorts nobody here knows what there is."""
+    wide = scene.job(count=4)
+    assert wide.workload is not None
+    wide = replace(wide, workload=replace(wide.workload, asks={scene.GPU: Fraction(4)}))
+    for cohort, nested, allowed in (("", (), False), ("all", (), False), ("all", ("all",), True)):
+        seen = scene.snapshot(wide, queues=(scene.queue(devices=2, cohort=cohort),))
+        (ruling,) = arbiter().rule(replace(seen, nested=frozenset(nested)), [propose(wide)], 0.0)
+        assert ruling.allowed is allowed
+        if not allowed:
+            assert ruling.why == "it would not come back: ClusterQueue training can never hold what it asks for"
+    enough = scene.snapshot(wide, queues=(scene.queue(devices=2, cohort="all"), scene.queue("lends", 2, "all")))
+    assert arbiter().rule(enough, [propose(wide)], 0.0)[0].allowed
+
+
+def test_many_proposals_for_one_cohort_hide_none_for_another():
+    jobs = [scene.job(f"j{number}") for number in range(1100)]
+    last = scene.job("last", queue_name="other")
+    seen = scene.snapshot(*jobs, last, queues=(scene.queue(devices=9999), scene.queue("other")))
+    asked = {"one": lambda seen: [propose(job) for job in (*jobs, last)]}
+    rulings = arbiter(Limits(0.0, None, None)).rule(seen, policies.ask(asked, seen, lambda *told: None), 0.0)
+    assert [r.proposal.job[1] for r in rulings if r.allowed] == ["j0", "last"]
 
 
 # --- whatever happens -----------------------------------------------------------------------------------------------

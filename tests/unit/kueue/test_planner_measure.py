@@ -25,6 +25,13 @@ def test_a_move_costs_what_saves_and_restores_took():
     assert measure.cost(replace(scene.job(), devices_per_pod=8)) == 16 * 2 * measure.UNKNOWN_S
 
 
+def test_a_first_move_costs_what_the_size_of_the_checkpoint_tells():
+    small, large = (measure.cost(replace(scene.job(), saved_bytes=size)) / 2 for size in (200_000_000, 10**12))
+    assert 40 < small < 60 < measure.cost(scene.job()) / 2 < 4000 < large
+    measured = replace(scene.job(history=(scene.moved(1, 5000),)), saved_bytes=10**12)
+    assert measure.cost(measured) == measure.cost(replace(measured, saved_bytes=None)), "what was measured counts"
+
+
 def test_service_is_devices_times_time_with_quota():
     job = scene.job(history=(scene.moved(1, 2000),))  # 600 s and 10 s of its save, then 1000 s until now
     assert measure.attained(job, NOW) == pytest.approx(2 * (610 + 1000))

@@ -50,6 +50,40 @@ def test_nobody_moves_for_it_while_nobody_waits():
     assert judge.rule(later, [proposal], 0.0)[0].allowed
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "borrowed", "gains"),
+    [
+        ("LowerPriority", "Never", 0, False), ("LowerPriority", "Any", 0, False),
+        ("LowerPriority", "Any", 2, True), ("LowerPriority", "Never", 2, False),
+    ],
+)  # fmt: skip
+def test_nobody_gives_way_to_a_job_of_another_queue_that_may_not_preempt_it(own, other, borrowed, gains):
+    """The planner's review: who trains within the nominal quota of its own queue lost its priority for nothing."""
+    queues = (
+        replace(scene.queue(devices=4 - borrowed, cohort="all"), preempts=own),
+        replace(scene.queue("other", 2, "all"), reclaims=other),
+    )
+    waits = scene.waiting()
+    assert waits.workload is not None
+    waits = replace(waits, workload=replace(waits.workload, queue="other"))
+    seen = scene.snapshot(scene.job("old", count=4), waits, queues=queues)
+    (proposal,) = attained_service.propose(seen, STEPS, 8.0, 60.0)
+    assert (proposal.gain_device_seconds > 0) is gains
+    behind = tier(waits, "premium", 10)
+    ahead = tier(scene.job("ahead", count=4), "basic", 10)
+    found = sla_tiers.propose(scene.snapshot(ahead, behind, queues=queues), TIERS, 1000.0, 60.0)
+    assert bool(found) is gains
+
+
+def test_nobody_gives_way_where_its_queue_preempts_nobody():
+    queues = (replace(scene.queue(devices=2), preempts="Never"),)
+    seen = scene.snapshot(scene.job("old"), scene.waiting(), queues=queues)
+    (proposal,) = attained_service.propose(seen, STEPS, 8.0, 60.0)
+    assert not proposal.gain_device_seconds
+    ahead, behind = tier(scene.job("ahead"), "basic", 100), tier(scene.waiting("behind"), "basic", 10)
+    assert not sla_tiers.propose(scene.snapshot(ahead, behind, queues=queues), TIERS, 1000.0, 60.0)
+
+
 def test_who_starves_starts_again_in_the_first_queue():
     run = scene.record(1, admitted_at=NOW - 2100, first_step_at=NOW - 2080, released_at=NOW - 1600)
     assert service(waits_since(run)) == {"digits": (9, 0)}  # 500 s run, 1600 s waited

@@ -137,7 +137,7 @@ def test_nobody_grows_in_a_cohort_of_a_tree(stage: Callable[..., Stage], parents
         play.kube.fail_next("list", COHORT, error)
     play.round()
     assert (play.asked() is not None) is grows
-    told = play.metrics.value("singularity_planner_policy_errors_total", "lending")
+    told = play.metrics.value("singularity_planner_policy_errors_total", "planner")
     assert told == isinstance(error, Forbidden)
 
 

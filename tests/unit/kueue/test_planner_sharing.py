@@ -75,6 +75,24 @@ def test_a_parked_job_reclaims_what_its_queue_has_lent():
     assert [(p.action, p.job[1]) for p in time_sharing.propose(seen, 600)] == [("resume", "parked")]
 
 
+def test_a_parked_job_goes_on_with_what_its_cohort_has_free():
+    """The planner's review: it stayed parked for days beside idle devices, and the job that ran was paused for it."""
+    parked = scene.parked(scene.job("wide", count=4), time_sharing.NAME, ago=500)
+    runs = scene.job("runs", since=NOW - 4000)
+    queues = (scene.queue(devices=2, cohort="all"), scene.queue("lends", devices=6, cohort="all"))
+    seen = scene.snapshot(parked, runs, queues=queues)
+    assert [(p.action, p.job[1]) for p in time_sharing.propose(seen, QUANTUM)] == [("resume", "wide")]
+
+
+@pytest.mark.parametrize("reclaims", ["Any", "LowerPriority", "Never"])
+def test_who_waits_for_what_its_queue_has_lent_is_kueues_matter_where_kueue_takes_that_back(reclaims):
+    borrower = scene.job("borrower", namespace="other", queue_name="other", count=4)
+    own = replace(scene.queue(devices=4, cohort="all"), reclaims=reclaims)
+    seen = scene.snapshot(scene.job("runs"), scene.waiting(), borrower, queues=(own, scene.queue("other", 2, "all")))
+    expected = [] if reclaims == "Any" else [("pause", "runs")]
+    assert [(p.action, p.job[1]) for p in time_sharing.propose(seen, QUANTUM)] == expected
+
+
 def test_a_job_that_somebody_else_has_paused_stays_paused():
     job = scene.parked(scene.job("parked"), time_sharing.NAME)
     theirs = replace(job, change=Request("pause", "ann", "done", 1, NOW - 100))

@@ -50,7 +50,8 @@ def flavor(name, **labels):
 
 
 def queue(*flavors):
-    group = {"coveredResources": ["cpu"], "flavors": [{"name": f} for f in flavors]}
+    quota = [{"name": "cpu", "nominalQuota": "100"}]
+    group = {"coveredResources": ["cpu"], "flavors": [{"name": f, "resources": quota} for f in flavors]}
     return {
         "apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": {"name": "training"},
         "spec": {"resourceGroups": [group]},
