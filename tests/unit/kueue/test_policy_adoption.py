@@ -5,6 +5,7 @@ policy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import threading
@@ -119,6 +120,15 @@ def changed_policy(policies: Policies, spec: Object) -> None:
     policies.admin.patch(POLICY, None, review.NAME, {"spec": spec})
 
 
+def skip_if_dropped(policies: Policies, field: str, job: Object) -> None:
+    """Kubernetes 1.34 drops a container's restartPolicy, whose feature gate is off there: nobody is asked about it."""
+    if field.endswith("containers[0].restartPolicy"):
+        with contextlib.suppress(KubeError):
+            made = policies.admin.create(job, dry_run=True)
+            if "restartPolicy" not in made["spec"]["template"]["spec"]["containers"][0]:
+                pytest.skip("this API server drops the field before any policy sees it")
+
+
 def refusal(policies: Policies, job: Object) -> str:
     try:
         policies.server.kube(TENANT).create(job, dry_run=True)
@@ -176,6 +186,7 @@ def test_a_bad_one_is_refused_with_its_field(
     policies: Policies, controller: Controller, field: str, path: str, value: Any
 ) -> None:
     """By the policy of adoption, or by a guard, which needs no rule of adoption beside it."""
+    skip_if_dropped(policies, field, changed(path, value))
     said = refusal(policies, labelled(changed(path, value)))
     asked = (f"denied request: {field}: ", f"{field} = ", GUARDS, f" is invalid: {field}")  # a path is there twice
     assert any(text in said for text in asked), said
@@ -203,6 +214,7 @@ def test_the_command_prints_the_api_servers_own_sentence(
     policies: Policies, controller: Controller, field: str, path: str, value: Any
 ) -> None:
     """Also of the Job inside of a JobSet."""
+    skip_if_dropped(policies, field, changed(path, value))
     jobs = [changed(path, value)]
     if "managedBy" not in path and "min-parallelism" not in path:  # which are the JobSet's own
         jobs.append(changed(path.replace("spec.", "spec.replicatedJobs.0.template.spec.", 1), value, jobset()))
