@@ -33,7 +33,7 @@ endif
 # Else each process of pytest, Airflow and every program of a test compiles all that it imports again: a third of `make unit`.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test unit test-unit test-e2e test-full test-kubernetes test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-kubernetes test-gpu gpu-kit test-airflow-next matrix-airflow verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ test-airflow-next: $(STAMP) ## the provider's unit tests on Airflow's newest pre
 	@VIRTUAL_ENV=$(abspath $(NEXT)) $(BIN)/uv pip install -q "apache-airflow==$(AIRFLOW_NEXT)" \
 	  -e ".[openlineage,kueue,proxy,dev]" -e ./localcluster scikit-learn
 	@$(NEXT)/bin/pytest tests/unit/airflow
+
+matrix-airflow: $(STAMP) ## the provider's unit tests on older versions of Airflow, a table: build/airflow-matrix; ONLY=3.2.2
+	@$(BIN)/python tests/airflow_matrix.py $(ONLY)
 
 verify: lint types imports docs ## lint, types, the import contracts and the documentation site
 

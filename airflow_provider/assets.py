@@ -44,8 +44,8 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`
     """
 
-    asset_state_store: Any
-    """Injected by the triggerer before `run`."""
+    asset_state_store: Any = None
+    """Injected by the triggerer before `run`; none before Airflow 3.3."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from .compat import AirflowException, AirflowFailException
 
 
 class SingularityProviderError(AirflowException):  # type: ignore[misc]

@@ -17,7 +17,9 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from airflow.sdk import BaseHook, BaseOperatorLink, conf
+from airflow.sdk import BaseOperatorLink
+
+from .compat import TABS, BaseHook, conf
 
 EXTRA = "singularity"
 _PLACEHOLDER = re.compile(r"\{(namespace|name|uid|workload|outputs)\}")
@@ -31,11 +33,13 @@ def filled(template: str, job: dict[str, str]) -> str:
 
 
 class TrainingLink(BaseOperatorLink):  # type: ignore[misc]
-    """The tab `Training` of the task instance."""
+    """The tab `Training` of the task instance, where Airflow has tabs (3.1)."""
 
     name = "Training"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        if not TABS:
+            return ""
         base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
         mapped = "" if ti_key.map_index is None or ti_key.map_index < 0 else f"/mapped/{ti_key.map_index}"
         dag, run, task = (quote(part, safe="") for part in (ti_key.dag_id, ti_key.run_id, ti_key.task_id))

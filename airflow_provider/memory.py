@@ -32,6 +32,55 @@ PAST_KEY = "singularity_past"
 MAX_PAST_BYTES = 48_000
 
 
+SHOWN_KEYS = (STORE_KEY, PAST_KEY)
+"""What servers read."""
+
+
+class Notes:
+    """In place of a task state store that Airflow does not have, or whose values are not in its database: XComs.
+
+    Airflow forgets them when the next try begins. What that one has to know stands on the Jobs in the cluster.
+    """
+
+    def __init__(self, ti: Any, own: Any = None) -> None:
+        self._ti, self._own = ti, own
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the next try finds what this one has written."""
+        return self._own is not None
+
+    def get(self, key: str) -> Any:
+        if self._own is not None:
+            return self._own.get(key)
+        key_of = TaskKey.of(self._ti)
+        return self._ti.xcom_pull(task_ids=key_of.task_id, key=key, map_indexes=key_of.map_index)
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        if self._own is not None:
+            self._own.set(key, value, retention=retention)
+        if self._own is None or key in SHOWN_KEYS:
+            self._ti.xcom_push(key=key, value=value)
+
+    def delete(self, key: str) -> None:
+        if self._own is not None:
+            self._own.delete(key)
+
+
+def store_of(context: Any) -> Any:
+    """Where the task of `context` keeps what servers and its later tries have to know; None in a `dag.test()` that has
+    no task state store."""
+    own = context.get("task_state_store") if compat.HAS_STORE else None
+    if own is None:
+        return None if compat.HAS_STORE else Notes(context["ti"])
+    return own if compat.store_in_database() else Notes(context["ti"], own)
+
+
+def lasts(store: Any) -> bool:
+    """Whether a later try finds what is written down there."""
+    return store is not None and bool(getattr(store, "lasts", True))
+
+
 def write_down(store: Any, key: str, value: Any) -> None:
     """Write `value` down for as long as there is the Dag run: a training may take longer than what Airflow keeps by
     default (30 days)."""
@@ -79,7 +128,7 @@ def keep_outcome(store: Any, event: Mapping[str, Any], result: Any) -> None:
 
     Raises what the store raises.
     """
-    if store is not None:
+    if lasts(store):
         write_down(store, RESULT_KEY, {"uid": event["job"]["uid"], "value": compat.serialised(result)})
         write_down(store, OUTCOME_KEY, dict(event))
 

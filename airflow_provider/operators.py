@@ -8,9 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from airflow.sdk import timezone
-from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
-
 from kueue_integration.contract.progress_objects import shown
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import lifecycle, preflight
@@ -21,6 +18,7 @@ from kueue_integration.kube.resources import JOB, is_true
 from kueue_integration.spec import engine, platform_config
 
 from . import cluster, compat, ending, parameters, pod_words, start_point, submission, waiting
+from .compat import AirflowException, AirflowRescheduleException
 from .exceptions import (
     ClusterUnreachableError,
     InvalidTrainingError,
@@ -40,10 +38,12 @@ from .memory import (
     add_past,
     cleared_try,
     keep_outcome,
+    lasts,
     outcome,
     remember,
     remembered,
     server_id,
+    store_of,
     write_down,
 )
 from .outcome import codes, failure, for_good
@@ -419,7 +419,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         already."""
         ti = context["ti"]
         key = TaskKey.of(ti)
-        store = context.get("task_state_store")
+        store = store_of(context)
         now = Try(ti.try_number, ti.max_tries, compat.clear_number(context), cleared_try(store))
         past = remembered(store, key)
         record = past.claim
@@ -430,7 +430,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         keep = bool(start_point.asked(self.start_from)) and not self._goes_on
         look = Look(
             key, now, self.name or self.task_id, self._deployment() if record is None else record.deployment,
-            remembers=store is not None, at=compat.due_at(context), keeps=keep, detached=not self.wait,
+            remembers=lasts(store), at=compat.due_at(context), keeps=keep, detached=not self.wait,
         )  # fmt: skip
         kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
         namespace = self.namespace or default_namespace
@@ -450,7 +450,10 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
             if not decision.adopt or former["metadata"]["uid"] != decision.claim.uid:
                 add_past(store, document(summarise(shown(kube, former), kube.get_workload_for_job(former), ())))
         # An earlier try that died before it wrote the uid down may have left the Job without its Service and files.
+        # Where nothing is written down that lasts, every Job that is adopted may be such a one.
         unfinished = record is not None and record.uid is None
+        if store is not None and not lasts(store) and decision.adopt:
+            unfinished = not any(each["metadata"]["uid"] == decision.claim.uid and ending.over(each) for each in owned)
         spec = None
         if unfinished or not decision.adopt:
             spec = submission.build_spec(self, decision.claim, self._dag_file())
@@ -589,22 +592,24 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         left = submission.remove(kube, namespace, decision.remove, REMOVE_WAIT_S, lambda: self._kill_requested, keep)
         if left:
             self.log.info("Still ending: %s; trying again in %.0f s", ", ".join(left), RETRY_AFTER_S)
-            raise AirflowRescheduleException(timezone.utcnow() + datetime.timedelta(seconds=RETRY_AFTER_S))
+            raise _later()
 
     def _ride_out(self, context: Any, error: KubeError) -> None:
         """Raise AirflowRescheduleException, which uses no retry, unless the outage has lasted too long."""
-        store = context.get("task_state_store")
+        store = store_of(context)
         if store is None:
             return
-        since = float(store.get(OUTAGE_KEY) or time.time())
+        known = store.get(OUTAGE_KEY) if lasts(store) else compat.first_look(context)
+        since = float(known or time.time())
         if time.time() - since > self.api_outage_tolerance.total_seconds():
             store.delete(OUTAGE_KEY)
             raise ClusterUnreachableError(
                 f"The Kubernetes API has not answered for {self.api_outage_tolerance}: {error}"
             ) from error
-        store.set(OUTAGE_KEY, since)
+        if lasts(store):
+            store.set(OUTAGE_KEY, since)
         self.log.warning("The Kubernetes API does not answer, trying again in %.0f s: %s", RETRY_AFTER_S, error)
-        raise AirflowRescheduleException(timezone.utcnow() + datetime.timedelta(seconds=RETRY_AFTER_S)) from error
+        raise _later() from error
 
     def _dag_file(self) -> str | None:
         dag = self.get_dag()
@@ -643,7 +648,7 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
         """Report what became of the Job. Raises TrainingFailedError, TrainingDeletedError, TrainingTimeoutError."""
         job, status, message = event["job"], event["status"], event["message"]
         where = f"Job {job['namespace']}/{job['name']}"
-        store = context.get("task_state_store")
+        store = store_of(context)
         if store is not None:
             self.manifest = store.get(MANIFEST_KEY)
         self.shown_job = {**job, "workload": (event["lineage"] or {}).get("workload") or ""}
@@ -665,6 +670,8 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
 
     def _keep(self, store: Any, event: Mapping[str, Any], value: Any) -> bool:
         """Whether the outcome is known without the Job. `dag.test()` has no store, and no second try."""
+        if store is not None and not lasts(store):
+            return False
         try:
             if "result" not in event:
                 keep_outcome(store, event, value)
@@ -734,3 +741,8 @@ class SingularityTrainOperator(TrainingReporter, pod_words.PodWords):
                 "singularityctl delete %s --namespace %s",
                 namespace, name, type(error).__name__, error, name, namespace,
             )  # fmt: skip
+
+
+def _later() -> AirflowRescheduleException:
+    """What ends a look of a try that comes back, and uses no retry."""
+    return AirflowRescheduleException(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=RETRY_AFTER_S))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-
 from kueue_integration.jobs.phase import OUT_OF_RETRIES
 from singularity_proxy.protocol import exit_codes
 
+from .compat import AirflowException, AirflowFailException, AirflowSkipException
 from .exceptions import (
     TrainingDeletedError,
     TrainingFailedError,

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from airflow.sdk import BaseSensorOperator, conf
+from airflow.sdk import BaseSensorOperator
 from airflow.sdk.bases.sensor import PokeReturnValue
-from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from kueue_integration.errors import KubeError
 
 from . import cluster, compat, parameters, submission
 from .awaited import ENDED_STATES, Looked, SingularityCheckpointWait, Wanted, look, recorded
+from .compat import AirflowSensorTimeout, conf
 from .exceptions import SingularityProviderError
 from .identity import DEPLOYMENT, TaskKey
 from .reporting import add_to_events

@@ -282,6 +282,11 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(killing)
 
+    async def cleanup(self) -> None:
+        """Called whenever `run` has ended: before 3.3 nothing else tells that a user has decided about the task."""
+        if not compat.TELLS_OF_KILLS:
+            await self.on_kill()
+
     async def _kill_in_time(self) -> None:
         try:
             async with asyncio.timeout(KILL_TIMEOUT_S):

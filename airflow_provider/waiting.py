@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowTaskTimeout
-
+from .compat import AirflowTaskTimeout
 from .triggers import SingularityJobTrigger
 
 LOOK_S = 1.0

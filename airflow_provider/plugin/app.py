@@ -19,12 +19,10 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from airflow.api_fastapi.logging.decorators import action_logging
-from airflow.configuration import conf
-from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -41,7 +39,7 @@ from kueue_integration.requests import verbs
 from singularity_proxy.protocol import decode
 from singularity_proxy.protocol.messages import CHECKPOINT_ID
 
-from .. import lineage
+from .. import compat, lineage
 from ..identity import TaskKey
 from . import cluster_api, connection, data, listing, live_looks
 from .actions import NotTheJobError, clusters, find
@@ -86,7 +84,7 @@ def same_origin(request: Request) -> None:
     """
     headers = request.headers
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    base = urlsplit(conf.get("api", "base_url", fallback="")).netloc
+    base = urlsplit(compat.conf.get("api", "base_url", fallback="")).netloc
     own = {headers.get("host"), headers.get("x-forwarded-host"), base}
     if site is None:
         ours = origin is None or urlsplit(origin).netloc in own - {None, ""}
@@ -138,7 +136,7 @@ def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     """What Airflow knows: whether the user may act, and the jobs that earlier tries had. Also which job there is and
     what has happened to it, as the task's XCom `lineage` says. `kept` is None before the first XCom, and for one that
     cannot or may not be read, of which `why` says more. `moves` are those of `singularityctl trace`."""
-    details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
+    details = compat.dag_details(key.dag_id)
     can_act = get_auth_manager().is_authorized_dag(
         method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
     )
@@ -190,8 +188,7 @@ def runs(
     asks so by itself."""
     mine = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     train = listing.dags(session, mine, dag_id)
-    teams = DagModel.get_dag_id_to_team_name_mapping(train, session=session)
-    readable = {each for each in train if _reads_xcoms(user, DagDetails(id=each, team_name=teams.get(each)))}
+    readable = {each.id for each in compat.dag_details_of(session, train) if _reads_xcoms(user, each)}
     found = listing.listed(session, readable, dag_id, limit)
     tag = f'W/"{listing.version(found, time.time())}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
@@ -201,7 +198,7 @@ def runs(
     return JSONResponse({"runs": runs, "unreadable": unreadable}, headers=headers)
 
 
-def _reads_xcoms(user: Any, details: DagDetails) -> bool:
+def _reads_xcoms(user: Any, details: Any) -> bool:
     """Whether Airflow would show the user the XComs of this Dag, of which the lineage is one."""
     manager = get_auth_manager()
     entity = DagAccessEntity.XCOM

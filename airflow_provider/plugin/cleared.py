@@ -10,13 +10,10 @@ import json
 import logging
 from typing import Any
 
-from airflow._shared.state import TaskScope
-from airflow.state import get_state_backend
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import inspect
-from sqlalchemy.orm import object_session
 
-from ..identity import TaskKey
+from .. import compat
 from ..memory import CLEARED_KEY
 
 log = logging.getLogger(__name__)
@@ -30,9 +27,6 @@ def note(row: Any) -> None:
     try:
         if TaskInstanceState.RESTARTING not in (inspect(row).attrs.state.history.deleted or ()):
             return
-        key = TaskKey.of(row)
-        scope = TaskScope(key.dag_id, key.run_id, key.task_id, key.map_index)
-        value = json.dumps(row.try_number)
-        get_state_backend().set(scope, CLEARED_KEY, value, session=object_session(row))
+        compat.note_clear(row, CLEARED_KEY, json.dumps(row.try_number))
     except Exception as error:  # whatever the database or another backend says
         log.warning("It was not written down that a user cleared %s: %s: %s", row, type(error).__name__, error)

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.core_api.security import GetUserDep
-from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.utils.session import create_session
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.concurrency import run_in_threadpool
@@ -64,10 +63,10 @@ offers = Offers()
 
 def offered(session: Session) -> dict[str, frozenset[str]]:
     """Connection -> Dags whose tasks have submitted jobs with it; only those that `connection.of` lets a server use."""
-    rows = TaskStateStoreModel
+    rows = compat.memory_rows()
     index = compat.map_index_column(rows).label("map_index")
     query = select(rows.dag_id, rows.run_id, rows.task_id, index, data.as_text(rows.value).label("value"))
-    query = query.where(rows.key == STORE_KEY).order_by(rows.id.desc()).limit(MAX_SUBMISSIONS)
+    query = query.where(rows.key == STORE_KEY).order_by(compat.newest_first(rows)).limit(MAX_SUBMISSIONS)
     asked: set[tuple[str, str, str]] = set()
     found: dict[str, set[str]] = {}
     for row in session.execute(query).all():

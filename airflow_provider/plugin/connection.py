@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from airflow.configuration import conf
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
@@ -25,6 +24,7 @@ from sqlalchemy.orm import Session
 from kueue_integration.kube.client import Kube
 
 from .. import cluster
+from ..compat import conf
 from ..exceptions import SingularityProviderError
 from ..identity import TaskKey
 from .data import of_task

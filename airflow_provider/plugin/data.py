@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from sqlalchemy import Text, and_, cast, func, or_, select
@@ -27,8 +26,8 @@ def of_task(rows: Any, key: TaskKey) -> tuple[Any, ...]:
 
 
 def stored(session: Session, key: TaskKey, name: str) -> Any:
-    """Value of the task state store, None when there is none or when it is not JSON."""
-    rows = TaskStateStoreModel
+    """What the task has kept for servers (`memory`), None when there is none or when it is not JSON."""
+    rows = compat.memory_rows()
     found = decoded(session.scalar(select(as_text(rows.value)).where(*of_task(rows, key), rows.key == name)))
     return None if isinstance(found, decode.Unreadable) else found
 
@@ -42,7 +41,7 @@ def claim(session: Session, key: TaskKey) -> dict[str, Any] | None:
 
 def claims(session: Session, dag_id: str, run_id: str) -> list[tuple[TaskKey, dict[str, Any]]]:
     """What every training task instance of a Dag run remembers of its Job: namespace, name, conn_id, ..."""
-    rows = TaskStateStoreModel
+    rows = compat.memory_rows()
     index = compat.map_index_column(rows).label("map_index")
     query = select(rows.task_id, index, as_text(rows.value).label("value")).where(
         rows.dag_id == dag_id, rows.run_id == run_id, rows.key == STORE_KEY
@@ -95,7 +94,7 @@ def runs_of_ended(session: Session, since: datetime) -> set[tuple[str, str]]:
 
 def _with_jobs(condition: Any) -> Any:
     """Task instances that have submitted a Job, and what they remember of it."""
-    tasks, kept = TaskInstance, TaskStateStoreModel
+    tasks, kept = TaskInstance, compat.memory_rows()
     same = (
         kept.dag_id == tasks.dag_id, kept.run_id == tasks.run_id, kept.task_id == tasks.task_id,
         compat.map_index_column(kept) == compat.map_index_column(tasks), kept.key == STORE_KEY,

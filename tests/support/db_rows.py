@@ -1,4 +1,4 @@
-"""Rows of Airflow's database without the scheduler that would make them; for 3.3 and 3.4, whose tables differ."""
+"""Rows of Airflow's database without the scheduler that would make them; for each version, whose tables differ."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import airflow.models as airflow_models
 from airflow.models import xcom
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
-from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from sqlalchemy import create_engine, event, select
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
+
+from airflow_provider import compat
 
 
 @contextmanager
@@ -39,13 +40,15 @@ def task_instance(session: Any, **values: Any) -> UUID:
 
 
 def stored(session: Any, **values: Any) -> None:
-    """A value of the task state store."""
-    _insert(session, TaskStateStoreModel, {"dag_run_id": 1, **values})
+    """A value that a task has kept for servers."""
+    rows = compat.memory_rows()
+    moment = {} if hasattr(rows, "id") else {"timestamp": values.pop("updated_at", datetime.now(UTC))}
+    _insert(session, rows, {"dag_run_id": 1, **values, **moment})
 
 
 def serialized(session: Any, dag: Any) -> UUID:
     """A Dag as the dag-processor writes it; its version."""
-    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow_versions import DagSerialization
 
     version = uuid4()
     # As it comes back from the database.

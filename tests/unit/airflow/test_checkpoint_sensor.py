@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSensorTimeout, TaskDeferred
 from airflow_fakes import CONN_ID, NAMESPACE, ApiServer
 
 from airflow_provider import awaited, cluster, compat, informer, sensors
 from airflow_provider.awaited import Looked, SingularityCheckpointWait, Wanted, look, recorded
+from airflow_provider.compat import AirflowSensorTimeout, TaskDeferred
 from airflow_provider.exceptions import SingularityProviderError
 from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
 from airflow_provider.sensors import SingularityCheckpointSensor, moment

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from airflow_provider import compat
+import airflow_provider
+from airflow_provider import compat, memory
 from airflow_provider.compat import variable, variable_from_trigger  # before a fixture takes their place
 
 
@@ -83,3 +86,80 @@ async def test_a_variable_that_cannot_be_asked_for_is_not_taken_for_missing(
     else:
         assert variable("v") == wanted
         assert await variable_from_trigger("v") == wanted
+
+
+@pytest.mark.parametrize("what", compat.PRIVATE)
+def test_what_is_not_public_is_still_there(what: str) -> None:
+    module, _, path = what.partition(":")
+    found = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in pkgutil.walk_packages(airflow_provider.__path__, "airflow_provider.")]
+)
+def test_every_module_is_imported_by_this_airflow(name: str) -> None:
+    if name == "airflow_provider.openlineage":
+        pytest.importorskip("airflow.providers.openlineage.api", reason="this OpenLineage provider has no `api`")
+    importlib.import_module(name)
+
+
+class Told:
+    """A task instance that keeps its XComs."""
+
+    dag_id, run_id, task_id, map_index = "d", "r", "t", -1
+
+    def __init__(self) -> None:
+        self.xcoms: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+    def xcom_pull(self, task_ids: str, key: str, map_indexes: int) -> Any:
+        return self.xcoms.get(key)
+
+
+class Own(dict[str, Any]):
+    """A task state store."""
+
+    def set(self, key: str, value: object, *, retention: object = None) -> None:
+        self[key] = value
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
+
+def test_without_a_store_servers_read_xcoms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "HAS_STORE", False)
+    ti = Told()
+    store = memory.store_of({"ti": ti})
+    memory.write_down(store, memory.MANIFEST_KEY, "text")
+    assert (store.get(memory.MANIFEST_KEY), ti.xcoms) == ("text", {memory.MANIFEST_KEY: "text"})
+    assert not memory.lasts(store) and not compat.store_in_database()
+
+
+def test_a_store_that_servers_cannot_read_has_xcoms_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "HAS_STORE", True)
+    monkeypatch.setenv("AIRFLOW__STATE_STORE__BACKEND", "company.Backend")
+    ti, own = Told(), Own()
+    store = memory.store_of({"ti": ti, "task_state_store": own})
+    for key in (memory.MANIFEST_KEY, memory.STORE_KEY):
+        memory.write_down(store, key, "text")
+    assert own == {memory.MANIFEST_KEY: "text", memory.STORE_KEY: "text"}
+    assert ti.xcoms == {memory.STORE_KEY: "text"}
+    assert memory.lasts(store)
+
+
+def test_the_usual_store_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "HAS_STORE", True)
+    own = Own()
+    assert memory.store_of({"ti": Told(), "task_state_store": own}) is own
+    assert memory.store_of({"ti": Told()}) is None, "`dag.test()`"
+
+
+def test_before_there_was_a_store_a_clear_of_a_running_task_adds_to_its_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "HAS_STORE", False)
+    row = SimpleNamespace(max_tries=2)
+    compat.note_clear(row, memory.CLEARED_KEY, "1")
+    assert row.max_tries == 3

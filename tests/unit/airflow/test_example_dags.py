@@ -34,7 +34,7 @@ def test_these_are_the_examples() -> None:
 
 @pytest.mark.parametrize("dag_id", sorted(EXPECTED))
 def test_an_example_is_a_valid_dag(dag_id: str) -> None:
-    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow_versions import DagSerialization
 
     dag = EXAMPLES[dag_id]
     dag.validate()

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow_versions import NEEDS_STORE
 from test_train_operator import (  # noqa: F401 (some are fixtures)
     NAMESPACE,
     Airflow,
@@ -25,6 +25,7 @@ from test_train_operator import (  # noqa: F401 (some are fixtures)
 )
 
 from airflow_provider import cluster
+from airflow_provider.compat import AirflowFailException, AirflowSkipException
 from airflow_provider.exceptions import TrainingFailedError
 from airflow_provider.memory import OUTCOME_KEY
 from kueue_integration.errors import Unreachable
@@ -34,6 +35,7 @@ from kueue_integration.kube.resources import JOB
 VALUE = {"!": "tuple", "is": [1, {"!": "date", "is": "2026-01-02"}]}
 
 
+@NEEDS_STORE
 def test_a_success_whose_job_is_deleted_is_told_again(
     kube: FakeKube,
     airflow: Airflow,
@@ -59,6 +61,7 @@ def test_a_success_whose_job_is_deleted_is_told_again(
     assert kube.list(JOB, NAMESPACE) == []
 
 
+@NEEDS_STORE
 def test_a_worker_that_is_lost_before_the_delete_leaves_it_to_the_next_try(
     kube: FakeKube,
     airflow: Airflow,
@@ -90,6 +93,7 @@ def test_a_worker_that_is_lost_before_the_delete_leaves_it_to_the_next_try(
         ("preempted", "was preempted 2 times", AirflowFailException),
     ],
 )
+@NEEDS_STORE
 def test_what_no_retry_can_change_is_told_again(
     kube: FakeKube,
     airflow: Airflow,
@@ -109,6 +113,7 @@ def test_what_no_retry_can_change_is_told_again(
 
 
 @pytest.mark.parametrize("status", ["failed", "timeout", "deleted"])
+@NEEDS_STORE
 def test_a_retry_after_any_other_end_trains_again(kube: FakeKube, airflow: Airflow, status: str) -> None:
     op = operator(deletion_policy="always")
     first = submit(airflow, op).trigger
@@ -136,6 +141,7 @@ def test_a_clear_after_a_success_trains_again_and_may_fail(kube: FakeKube, airfl
     assert submit(airflow, operator()).trigger.uid not in (first.uid, second.uid)
 
 
+@NEEDS_STORE
 def test_a_job_stays_when_its_outcome_cannot_be_stored(
     kube: FakeKube,
     airflow: Airflow,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from test_train_operator import (  # noqa: F401 (fixtures)
     NAMESPACE,
     Airflow,
@@ -22,6 +21,7 @@ from test_train_operator import (  # noqa: F401 (fixtures)
 )
 
 from airflow_provider import links
+from airflow_provider.compat import AirflowFailException, AirflowSkipException
 from airflow_provider.exceptions import (
     InvalidTrainingError,
     TrainingFailedError,
@@ -297,7 +297,7 @@ def test_the_manifest_is_a_rendered_field_that_survives_the_deferral(
 
 def test_the_manifest_has_no_secret_that_airflow_masks(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811
     """Every viewer of the task may read it, over Airflow's REST API too."""
-    from airflow.sdk.log import mask_secret
+    from airflow_versions import mask_secret
 
     mask_secret("hunter2-of-wandb")
     op = operator(env={"WANDB_API_KEY": "hunter2-of-wandb"}, command=["x", "--token", "hunter2-of-wandb"])

@@ -15,14 +15,14 @@ from typing import Any
 import db_rows
 import pytest
 from airflow.models.dagrun import DagRun
-from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.variable import Variable
+from airflow_versions import NEEDS_STORE
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from airflow_provider import memory
+from airflow_provider import compat, memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, LABEL_OWNER, Claim, TaskKey, Try
 from airflow_provider.plugin import (
     SingularityPlugin,
@@ -149,8 +149,8 @@ def test_a_scheduler_that_starts_looks_after_what_has_just_ended(session: Sessio
         row = update(TaskInstance).where(TaskInstance.map_index == number)
         session.execute(row.values(run_id=f"run-{number}", updated_at=now - timedelta(minutes=ago)))
         session.execute(
-            update(TaskStateStoreModel)
-            .where(TaskStateStoreModel.map_index == number)
+            update(compat.memory_rows())
+            .where(compat.memory_rows().map_index == number)
             .values(run_id=f"run-{number}")
         )
     found: list[tuple[str, str]] = []
@@ -368,6 +368,7 @@ def test_airflow_accepts_the_listener() -> None:
 
 
 @pytest.mark.parametrize(("state", "written"), [("restarting", "2"), ("running", None)])
+@NEEDS_STORE
 def test_a_clear_of_a_task_that_runs_is_written_down(
     session: Session, monkeypatch: pytest.MonkeyPatch, state: str, written: str | None
 ) -> None:

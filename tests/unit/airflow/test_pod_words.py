@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import textwrap
@@ -67,7 +68,14 @@ def pod_of(kube: FakeKube, airflow: Airflow, **words: Any) -> dict[str, Any]:  #
     return template
 
 
+def needs_dry_run() -> None:
+    """What is compared is asked of the pod operator without a cluster."""
+    if "dry_run" not in inspect.signature(KubernetesPodOperator.build_pod_request_obj).parameters:
+        pytest.skip("the pod operator of this provider asks a cluster")
+
+
 def theirs(**words: Any) -> dict[str, Any]:
+    needs_dry_run()
     made = KubernetesPodOperator(task_id="train", **words).build_pod_request_obj(dry_run=True)
     plain: dict[str, Any] = k8s.ApiClient().sanitize_for_serialization(made)
     return plain
@@ -256,6 +264,7 @@ def test_the_dags_of_the_page_run(
     after.namespace = NAMESPACE
     submit(airflow, after)
     ours = job_of(kube)["spec"]["template"]
+    needs_dry_run()
     kpo = k8s.ApiClient().sanitize_for_serialization(before.build_pod_request_obj(dry_run=True))
     same(ours, kpo)
     first = train(kpo)

@@ -31,7 +31,7 @@ def test_the_dag_parses_and_has_the_three_tasks_in_order(quickstart: ModuleType)
 
 
 def test_the_dag_can_be_serialised_for_the_scheduler(quickstart: ModuleType) -> None:
-    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow_versions import DagSerialization
 
     data = DagSerialization.to_dict(quickstart.dag)
     again = DagSerialization.from_dict(data)
@@ -161,7 +161,7 @@ def test_no_boundary_runs_and_ends() -> None:
 
 
 def test_the_sweep_parses_and_maps_over_the_rates() -> None:
-    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow_versions import DagSerialization
 
     module = loaded(DAGS / "sweep.py")
     module.dag.validate()

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow_fakes import make_attempt
+from airflow_versions import NEEDS_STORE
 from kueue_samples import namespace
 from test_train_operator import NAMESPACE, Airflow, _task_runs, airflow, decorated, kube, operator, submit
 
 from airflow_provider import cluster, start_point, taskflow
+from airflow_provider.compat import AirflowRescheduleException
 from airflow_provider.exceptions import (
     ClusterUnreachableError,
     InvalidTrainingError,
@@ -273,6 +274,7 @@ def failed_with(kube: FakeKube, run: Run, *checkpoints: int, **parameters: Any) 
     return name
 
 
+@NEEDS_STORE
 def test_with_periodic_checkpoints_a_retry_goes_on_and_a_clear_does_not(ending: FakeKube) -> None:
     run = Run(5)
     name = failed_with(ending, run, 1, 7)
@@ -319,6 +321,7 @@ def test_what_nobody_asked_for_refuses_no_job(ending: FakeKube, said: list[str])
 
 
 @pytest.mark.parametrize("status", ["timeout", "timeout while it waits", "failed"])
+@NEEDS_STORE
 def test_the_record_stays_for_the_retry_and_goes_after_the_success(ending: FakeKube, status: str) -> None:
     run = Run(5)
     given: dict[str, Any] = {"checkpoint_every": "10m", "deletion_policy": "always"}
@@ -364,6 +367,7 @@ def test_runs_are_taken_by_their_date_and_not_by_when_their_jobs_were_made(endin
 
 
 @pytest.mark.parametrize("cleared", [False, True])
+@NEEDS_STORE
 def test_with_another_connection_there_is_one_live_job(
     kube: FakeKube, monkeypatch: pytest.MonkeyPatch, cleared: bool
 ) -> None:
@@ -379,6 +383,7 @@ def test_with_another_connection_there_is_one_live_job(
 
 @pytest.mark.parametrize("cleared", [False, True])
 @pytest.mark.parametrize("ended", [False, True])
+@NEEDS_STORE
 def test_a_connection_that_leads_to_another_cluster_makes_no_second_job(
     kube: FakeKube, monkeypatch: pytest.MonkeyPatch, cleared: bool, ended: bool
 ) -> None:
@@ -407,6 +412,7 @@ def test_a_connection_that_leads_to_another_cluster_makes_no_second_job(
     assert "https" not in json.dumps(airflow.store["singularity_job"])
 
 
+@NEEDS_STORE
 def test_a_former_cluster_that_does_not_answer_keeps_the_task_from_a_second_job(
     kube: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,6 +519,7 @@ def test_files_that_nobody_has_any_more_are_not_compared(kube: FakeKube, airflow
 
 
 @pytest.mark.parametrize("changed", ["kubernetes_conn_id", "namespace"])
+@NEEDS_STORE
 def test_what_the_task_came_to_elsewhere_is_not_given_up_in_silence(
     ending: FakeKube, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
@@ -537,6 +544,7 @@ def test_what_the_task_came_to_elsewhere_is_not_given_up_in_silence(
     assert run.store["singularity_job"]["conn_id" if changed == "kubernetes_conn_id" else "namespace"] == "b"
 
 
+@NEEDS_STORE
 def test_a_job_that_was_made_without_start_from_stays_for_a_try_that_has_it(
     ending: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,6 +562,7 @@ def test_a_job_that_was_made_without_start_from_stays_for_a_try_that_has_it(
     assert ending.get_job(NAMESPACE, name)["status"]["conditions"][0]["type"] == "Failed"
 
 
+@NEEDS_STORE
 def test_a_retry_in_another_namespace_takes_up_the_job_that_lives(ending: FakeKube) -> None:
     """It was deleted, with all that it had trained since its last checkpoint."""
     run = Run(5)
@@ -566,6 +575,7 @@ def test_a_retry_in_another_namespace_takes_up_the_job_that_lives(ending: FakeKu
 
 @pytest.mark.parametrize("policy", ["always", "on_success", "never"])
 @pytest.mark.parametrize("start_from", ["earlier run", None])
+@NEEDS_STORE
 def test_deletion_keeps_what_a_retry_begins_with(ending: FakeKube, policy: Any, start_from: str | None) -> None:
     run = Run(5)
     op = operator(start_from=start_from, deletion_policy=policy)

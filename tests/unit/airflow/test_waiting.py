@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, WAITING, ApiServer, make_attempt, make_job, make_workload
 from test_train_operator import Airflow, airflow, end, job_of, kube, operator, submit  # noqa: F401 (fixtures)
 
 from airflow_provider import compat, operators, waiting
+from airflow_provider.compat import AirflowTaskTimeout, TaskDeferred
 from airflow_provider.exceptions import KilledError, TrainingFailedError, TrainingTimeoutError
 from airflow_provider.identity import Claim
 from airflow_provider.triggers import SingularityJobTrigger
