@@ -12,7 +12,7 @@ from ..job import records, states
 from ..job.unreadable import UnreadableAnnotation
 from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import LEASE, Object, finished, is_true, pod_spec
+from ..kube.resources import LEASE, TRAINJOB, Object, finished, is_true, pod_spec
 from ..spec.platform_config import AUTO, NODE, USER_NAMESPACE, PlatformConfig
 from . import authorities, engines
 from .check import FAIL, OK, REPAIR, WARN, Check, listing, shown, unexpected
@@ -59,18 +59,20 @@ def _images(kube: Kube, jobs: Sequence[Object]) -> Iterator[Check]:
 
 def _levels(kube: Kube, namespace: str, platform: PlatformConfig, jobs: Sequence[Object]) -> Iterator[Check]:
     """Jobs of before `pods.privileges=userns`: the guard lets those go on whose pods Kubernetes makes from their own
-    template. A JobSet has its Jobs made anew, and a TrainJob its JobSet's, which are new Jobs to the guard."""
+    template. So does a JobSet, whose Job stays when it is stopped. Trainer applies the runtime's level to a TrainJob's
+    JobSet, which refuses another template."""
     if platform.privileges != USER_NAMESPACE:
         return
     whole = [job for job in jobs if not kinds.is_job(job)]
     workloads = kube.workloads_by_job(namespace, whole) if whole else {}
     before = [job for job in jobs if states.privileges(job, workloads.get(job["metadata"]["uid"])) == NODE]
-    going_on = [kinds.job_key(job) for job in before if kinds.is_job(job)]
+    going_on = [kinds.job_key(job) for job in before if job["kind"] != TRAINJOB.name]
     if going_on:
         words = f"{len(going_on)} of before pods.privileges=userns keep capabilities on the node: {listing(going_on)}"
-        yield Check("privileges of jobs", OK, f"{words}. They go on until they end")
-    for key in (kinds.job_key(job) for job in before if not kinds.is_job(job)):
-        lost = "its pods add capabilities on the node: the guard of pods refuses the Job of its next attempt"
+        anew = "" if all(map(kinds.is_job, before)) else "; the guard refuses a Job that JobSet makes anew"
+        yield Check("privileges of jobs", OK, f"{words}. They go on until they end{anew}")
+    for key in (kinds.job_key(job) for job in before if job["kind"] == TRAINJOB.name):
+        lost = "its pods add capabilities on the node: at its next stop JobSet refuses the level that the runtime has"
         fix = f"Let this job end first; new ones have user namespaces meanwhile, where nodes can:\n{REPAIR} \\\n"
         yield Check(f"job {key}", FAIL, lost, f"{fix}  --set pods.privileges={AUTO}")
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from ..errors import KubeError, PlatformError
 from ..jobs import store_pod
+from ..jobs.phase import NO_IDMAP
 from ..kube.api import Kube
 from ..kube.resources import RESOURCE_FLAVOR, Object
 from ..manifests import criu_probe
 from ..manifests.pod import for_criu, namespaces
 from ..spec import privileges, store_access
 from ..spec.platform_config import AUTO, PlatformConfig
-from .check import FAIL, OK, WARN, Check
+from .check import FAIL, OK, REPAIR, WARN, Check
 
 TOGETHER = 4
 
@@ -69,6 +70,9 @@ def _flavor(kube: Kube, namespace: str, config: PlatformConfig, flavor: Object, 
     try:
         lines = store_pod.carry_out(kube, pod(namespace, config, flavor, timeout_s), timeout_s)
     except (PlatformError, KubeError) as error:
+        if NO_IDMAP in str(error):
+            fix = f"No job of this flavor would start. Take the volume out of pods.volumes, or:\n{REPAIR} \\\n"
+            return [Check(f"probe {name}", FAIL, str(error), f"{fix}  --set pods.privileges=node")]
         fix = f"See whether a node has the labels of ResourceFlavor {name} and room for a pod."
         return [Check(f"probe {name}", WARN, f"not probed: {error}", fix)]
     store, criu = lines[store_pod.CONTAINER], lines[criu_probe.CRIU]

@@ -395,8 +395,36 @@ def pod_trouble(pods: Sequence[_Obj]) -> tuple[str, str] | None:
             waiting = (container.get("state") or {}).get("waiting") or {}
             reason = str(waiting.get("reason") or "")
             if reason and reason not in ("PodInitializing", "ContainerCreating"):
-                return reason, f"pod {name}, container {container['name']}: {waiting.get('message') or reason}"
+                return reason, f"pod {name}, container {container['name']}: {_cause(container) or reason}"
         scheduled = condition(pod, "PodScheduled") or {}
         if scheduled.get("status") == "False":
             return str(scheduled.get("reason") or "Unschedulable"), f"pod {name}: {scheduled.get('message')}"
     return None
+
+
+NO_IDMAP = "MOUNT_ATTR_IDMAP"
+"""What runc and crun name where the file system of a volume cannot be mounted with mapped ids."""
+_IDMAP_FIX = ": a pod with a user namespace cannot have this volume; a job that asks for privileges 'node' can"
+
+
+def not_started(pod: _Obj) -> str:
+    """Say which container of a pod that is over the runtime could not start, and why; "" if there is none."""
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        if why := _start_error((container.get("state") or {}).get("terminated")):
+            return f"container {container['name']}: {why}"
+    return ""
+
+
+def _cause(container: _Obj) -> str:
+    """Why a container waits to be started. While the kubelet waits to try again, it says no more than that."""
+    said = _start_error((container.get("lastState") or {}).get("terminated"))
+    return said or _explained(str(container["state"]["waiting"].get("message") or ""))
+
+
+def _start_error(ended: _Obj | None) -> str:
+    failed = (ended or {}).get("reason") == "StartError"
+    return _explained(str((ended or {}).get("message") or "")) if failed else ""
+
+
+def _explained(said: str) -> str:
+    return said + (_IDMAP_FIX if NO_IDMAP in said else "")

@@ -21,7 +21,7 @@ from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless, restricted
 from ..spec import store_access
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import VOLUME_PREFIX
-from .phase import pod_trouble
+from .phase import not_started, pod_trouble
 
 CONTAINER = "store"
 LABELS = {"app.kubernetes.io/name": "singularity-store"}
@@ -175,13 +175,15 @@ def _last_lines(kube: Kube, namespace: str, name: str) -> list[str]:
 
 
 def _until_ended(kube: Kube, namespace: str, name: str, deadline: float, look: Callable[[], None]) -> None:
-    """Raises PlatformError."""
+    """Raises PlatformError, also for a container that the runtime could not start."""
     seen: Object = {}
     while time.monotonic() < deadline:
         with contextlib.suppress(Unreachable):
             seen = kube.get(POD, namespace, name)
             phase = str((seen.get("status") or {}).get("phase") or "")
             if phase in ("Succeeded", "Failed"):
+                if why := not_started(seen):
+                    raise PlatformError(f"pod {namespace}/{name}, {why}")
                 return
             if phase == "Running":
                 look()

@@ -99,7 +99,11 @@ def test_a_volume_whose_ids_cannot_be_mapped_is_named_and_its_job_runs_on_the_no
         tries = rows.train("tries", "own", workers=1)
         said = wait_for(lambda: told if "idmap" in (told := tries.look().message) else None, "the reason", TIMEOUT_S)
         rows.say(f"status: {said}")
-        assert "/unmapped" in said
+        assert "failed to set MOUNT_ATTR_IDMAP on /proc" in said and "privileges 'node'" in said
+        found = doctor.run_probe(rows.kube, NAMESPACE, 60)
+        rows.say(f"probe: {found}")
+        assert {check.status for check in found} == {doctor.FAIL}
+        assert all("MOUNT_ATTR_IDMAP on /proc" in check.message for check in found), found
         rows.remove("tries")
         goes = rows.train("goes", "own", workers=1, privileges=platform_config.NODE)
         goes.until_steps(3)

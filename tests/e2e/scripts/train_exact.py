@@ -7,7 +7,7 @@ and plain Python gives the same bits. Each rank appends a line `step loss-as-hex
 and never holds the file open over a step. It ends after N steps, or when DIR/stop exists. Works for 1, 2, 4, ... ranks.
 While DIR/slow exists a step does not end, so that a test may choose what happens in the middle of one. With several
 ranks nothing is saved in that time either: it is one call of native code. (A single rank is stopped wherever it is.)
-The rank that finds DIR/hungry takes it away and then all memory it gets.
+The rank that finds DIR/hungry takes it away and then all memory it gets; the one that finds DIR/fails ends with 3.
 With --turns the ranks of a pod take turns on one device, each for the pace in a step. So more pods are faster.
 With --by-job it looks at each file which job it is a part of, and DIR is a folder of that name below the given one.
 """
@@ -92,6 +92,9 @@ def main() -> None:
             output("hungry").unlink()
             eaten = [bytes([1]) * (64 << 20) for _ in range(1024)]
             del eaten
+        with contextlib.suppress(FileNotFoundError):
+            output("fails").unlink()
+            raise SystemExit(3)
         if (slow := output("slow")).exists():
             ctypes.CDLL(None).system(f"while test -e {shlex.quote(str(slow))}; do sleep 0.1; done".encode())
     del ballast

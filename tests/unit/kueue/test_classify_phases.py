@@ -160,6 +160,27 @@ def test_why_a_pod_does_not_start() -> None:
     assert "digits-0-abcde" in found.message
 
 
+def test_why_a_container_cannot_be_started_is_said_while_the_kubelet_waits_to_try_again() -> None:
+    """As a kubelet 1.36 with runc 1.5.2 tells it of a volume that is /proc of the node."""
+    said = (
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+        "unable to start container process: error during container init: failed to fulfil mount request: failed to set "
+        "MOUNT_ATTR_IDMAP on /proc: invalid argument (maybe the filesystem used doesn't support idmap mounts on this "
+        "kernel?)"
+    )
+    waits = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container=device-proxy"}
+    sidecar: dict[str, Any] = {"name": "device-proxy", "state": {"waiting": waits}}
+    pod = {"metadata": {"name": "digits-0-abcde"}, "status": {"initContainerStatuses": [sidecar]}}
+    for ended, told in (
+        ({"reason": "StartError", "exitCode": 128, "message": said}, "MOUNT_ATTR_IDMAP on /proc"),
+        ({"reason": "Error", "exitCode": 1, "message": "the program's last words"}, "back-off 10s"),
+    ):
+        sidecar["lastState"] = {"terminated": ended}
+        found = classify(workload(RESERVED, ADMITTED), job(history=[attempt()]), [pod])
+        assert (found.phase, found.reason) == (Phase.STARTING, "CrashLoopBackOff") and told in found.message
+        assert ("privileges 'node'" in found.message) is (told != "back-off 10s")
+
+
 def test_only_three_phases_are_final() -> None:
     assert [p for p in Phase if p.final] == [Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED]
     assert str(Phase.RUNNING) == "Running"

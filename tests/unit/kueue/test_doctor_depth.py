@@ -160,5 +160,23 @@ def test_probe(monkeypatch: pytest.MonkeyPatch, store: dict[str, Any], criu: lis
     assert kube.list(POD, "default") == []
 
 
+def test_a_volume_of_the_platform_whose_ids_cannot_be_mapped_fails_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = FakeKube(FLAVOR, CHART)
+    create = kube.create
+    said = "runc create failed: failed to set MOUNT_ATTR_IDMAP on /mnt/nfs: invalid argument"
+
+    def and_fails(obj: Any, dry_run: bool = False) -> Any:
+        done = create(obj, dry_run)
+        ended = {"terminated": {"exitCode": 128, "reason": "StartError", "message": said}}
+        status = {"phase": "Failed", "containerStatuses": [{"name": "store", "state": ended}]}
+        kube.set_status(POD, "default", obj["metadata"]["name"], status)
+        return done
+
+    monkeypatch.setattr(kube, "create", and_fails)
+    (check,) = run_probe(kube, "default", 10)
+    assert check.status == FAIL and "container store" in check.message and said in check.message
+    assert check.fix.endswith("--set pods.privileges=node") and kube.list(POD, "default") == []
+
+
 def test_probe_without_a_chart_tries_nothing() -> None:
     assert run_probe(FakeKube(FLAVOR), "default", 10) == []

@@ -85,11 +85,12 @@ def test_jobs_of_before_the_switch_are_named_and_those_that_would_get_no_pods_fa
     kube.put(mine)
     found = {check.name: check for check in jobs.running(kube, "default", 0.0, OWN)}
     kept = found["privileges of jobs"]
-    assert (kept.status, kept.message.startswith("1 of before")) == (doctor.OK, True) and "earlier" in kept.message
+    assert (kept.status, kept.message.startswith("2 of before")) == (doctor.OK, True) and "earlier" in kept.message
+    assert "mine.jobset" in kept.message and "a Job that JobSet makes anew" in kept.message
     stuck = {check.name: check for check in found.values() if check.status == doctor.FAIL}
-    assert set(stuck) == {"job mine.jobset", "job mine.trainjob"}
+    assert set(stuck) == {"job mine.trainjob"}
     for check in stuck.values():
-        assert "the guard of pods refuses" in check.message and check.fix.endswith("--set pods.privileges=auto")
+        assert "JobSet refuses the level" in check.message and check.fix.endswith("--set pods.privileges=auto")
     for platform in (PLATFORM, replace(PLATFORM, privileges=AUTO)):
         before = [check.name for check in jobs.running(kube, "default", 0.0, platform)]
         assert not {"privileges of jobs", *stuck} & set(before), "an upgrade to the default strands nobody"

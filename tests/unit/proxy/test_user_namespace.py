@@ -4,6 +4,7 @@ and whoever breaks out of all that is inside the pod is nobody on the node."""
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,6 +280,16 @@ def test_files_of_owners_that_the_namespace_has_not_are_nobodys_and_read_before_
     path = new.work(0) / "cwd/seen"
     until(lambda: len(lines(path)) > len(seen) + 3, "it goes on looking", new)
     assert lines(path)[-1] == "65534 text refused"
+
+
+def test_neither_the_launcher_nor_criu_makes_a_user_namespace(run: Make) -> None:
+    """AppArmor's restriction of them (Ubuntu) does not concern a pod whose namespace the runtime has made, as root."""
+    old, new, _ = moved(run, "", "numbers")
+    new.wait_event("restored")
+    tries = ["nsenter", "-t", str(new.launcher_pid()), "-U", "unshare", "--user", "true"]
+    refused = subprocess.run(tries, capture_output=True, text=True, check=False, timeout=60)
+    assert "No space left on device" in refused.stderr  # what the kernel says where no more may be made
+    counts_on(new, numbers(old.work(0) / "cwd/numbers")[-1])
 
 
 # --- who has broken out -----------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ with its ids mapped: what is root's on the disk is root's in there, and stays ro
 
 `python user_namespace.py START POD ROOTFS FOLDERS PROGRAM...`: START is the first uid; FOLDERS, a JSON object of name
 -> path, and the container's root file system are mounted below STAGED; PROGRAM runs as root of the namespace, with
-namespaces of its own for mounts, processes, names, IPC and network.
+namespaces of its own for mounts, processes, names, IPC and network. Nobody in there may make another user namespace,
+as on nodes where AppArmor keeps them from processes without privilege.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ def main() -> None:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of the user forgets it
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")  # of this namespace and those below it
     _check(libc.unshare(_NEWNS | _NEWPID | _NEWIPC | _NEWUTS), "namespaces")
     child = os.fork()
     if child == 0:
