@@ -53,8 +53,8 @@ from localcluster.status import health_urls
 
 API_SERVER = "kube-apiserver"
 TIMEOUT_S = 600.0
-PRIVILEGES = os.environ.get("SINGULARITY_TEST_PRIVILEGES", "node")
-"""Of the chart, where no test says another: `auto` lets every test that says nothing run in user namespaces."""
+PRIVILEGES = os.environ.get("SINGULARITY_TEST_PRIVILEGES", "auto")
+"""Of the chart, where no test says another: with its default every test that says nothing runs in user namespaces."""
 
 
 class Faults:
