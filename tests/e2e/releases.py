@@ -103,14 +103,18 @@ class Release:
     def agent(self) -> str:
         return self.images[AGENT.name].name
 
-    def install(self, trusted: Sequence[str] = ()) -> None:
-        """Upgrade, or roll back, the platform to this release; its controller leads afterwards."""
+    def install(self, trusted: Sequence[str] = (), privileges: str = "") -> None:
+        """Upgrade, or roll back, the platform to this release; its controller leads afterwards.
+
+        `privileges`: the chart's `pods.privileges`; "": its default.
+        """
         binaries = gobuild.build_all(cache_dir(), lambda text: None)
         chart = Chart(self.config, binaries, for_cluster(self.config, binaries), self.config.root)
         torch = rootfs.torch(cache_dir(), lambda text: None)
         values = local_values(self.config, torch, self.images)
         values["images"] |= {"agent": self.agent, "controller": self.images[CONTROLLER.name].name}
         values["images"]["trusted"] = [*trusted]
+        values["pods"] |= {"privileges": privileges} if privileges else {}
         folder = self.tree / "charts" / "singularity"
         if "encryption:" not in (folder / "values.yaml").read_text():
             del values["store"]["encryption"]  # 0.1.0 does not know it

@@ -11,6 +11,7 @@ from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.kube.resources import annotation
+from kueue_integration.spec.platform_config import NODE
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -22,9 +23,13 @@ QUEUES = {"own": {"ondemand": "150m", "spot": "150m"}, "fought": {"ondemand": "1
 def test_no_job_notices_an_upgrade_a_rollback_and_the_upgrade_again(
     rows: Rows, stage: Stage, now: Release, say: Callable[[str], None]
 ) -> None:
-    """0.1.0 kept no list of the images that it was configured with: here the administrator names the other one."""
+    """0.1.0 kept no list of the images that it was configured with: here the administrator names the other one.
+
+    Its guard refuses pods with a user namespace. So the level stays `node`, as with `--reuse-values`, until nobody goes
+    back to it any more.
+    """
     before = releases.before(stage, say)
-    play(rows, before, now, older_trusts=[now.agent], newer_trusts=[before.agent])
+    play(rows, before, now, older_trusts=[now.agent], newer_trusts=[before.agent], newer_level=NODE)
 
 
 @pytest.mark.full
@@ -41,12 +46,20 @@ def test_nothing_of_a_release_to_come_is_lost(
 
 
 def play(
-    rows: Rows, older: Release, newer: Release, older_trusts: Sequence[str] = (), newer_trusts: Sequence[str] = ()
+    rows: Rows,
+    older: Release,
+    newer: Release,
+    older_trusts: Sequence[str] = (),
+    newer_trusts: Sequence[str] = (),
+    newer_level: str = "",
 ) -> list[Training]:
-    """All of it; the jobs, which have ended well."""
+    """All of it; the jobs, which have ended well. `newer_level`: the chart's `pods.privileges`; "": its default."""
 
     def install(release: Release) -> None:
-        release.install(trusted=older_trusts if release is older else newer_trusts)
+        if release is older:
+            release.install(trusted=older_trusts)
+        else:
+            release.install(trusted=newer_trusts, privileges=newer_level)
         rows.say(f"--> release {release.version} is installed")
 
     def submitted_with(release: Release) -> None:
