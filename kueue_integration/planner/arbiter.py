@@ -150,7 +150,7 @@ class Arbiter:
         held_back = self._held_back(proposal, job, terms, snapshot.now, moved, clock)
         if held_back is not None:
             return held_back
-        idle = self._in_vain(job, snapshot, clock) if terms.weigh and not proposal.asked else ""
+        idle = self._in_vain(proposal, job, snapshot, clock) if terms.weigh and not proposal.asked else ""
         if idle:
             return Ruling(proposal, False, idle)
         price = measure.cost(job)
@@ -163,14 +163,17 @@ class Arbiter:
                 return replace(in_vain, why=f"is for {'/'.join(proposal.helps)}: {in_vain.why}", settles=False)
         return Ruling(proposal, True, f"costs about {price:.0f} device-seconds")
 
-    def _in_vain(self, job: Job, snapshot: ClusterSnapshot, clock: float) -> str:
-        """Why nobody gains by a move of the job, "" if somebody may. What a tree of cohorts holds is not known."""
+    def _in_vain(self, proposal: Proposal, job: Job, snapshot: ClusterSnapshot, clock: float) -> str:
+        """Why nobody gains by a move of the job, "" if somebody may. What a tree of cohorts holds is not known.
+
+        A lower priority stops nobody by itself, so when the job ends does not count for that.
+        """
         queue, ends_s = snapshot.queue_of(job), measure.ends_s(job)
         if queue is not None and queue.cohort not in snapshot.nested:
             assert job.workload is not None
             if not free.served_one_day(snapshot, job.workload):
                 return f"it would not come back: ClusterQueue {queue.name} can never hold what it asks for"
-        if ends_s is not None and ends_s <= measure.back_s(job) and self._recent.believes(job, ends_s, clock):
+        if proposal.action != "priority" and ends_s is not None and ends_s <= measure.back_s(job) and self._recent.believes(job, ends_s, clock):
             return f"it ends by itself in about {ends_s:.0f} s, before it would be back"
         return ""
 

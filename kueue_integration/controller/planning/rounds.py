@@ -121,7 +121,7 @@ class Rounds:
         asked = {*act, *dry}
         if defragmentation.NAME in asked:
             seen = self._with_room(seen, nodes)
-        if asked:
+        if asked - {regrow.NAME}:  # which moves nobody who would not fit
             seen = replace(seen, snapshot=self._with_cohorts(seen.snapshot))
         if health.NAME in asked:
             jobs = {kinds.place(job): job for job in self._world.all_jobs()}

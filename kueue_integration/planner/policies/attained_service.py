@@ -14,9 +14,7 @@ keep their order. Kueue does the rest: it admits by priority, and preempts where
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 from .. import gittins, measure
 from ..job import Job
@@ -44,30 +42,15 @@ def propose(
     for _, jobs in sorted(levels.pools(snapshot).items()):
         had = {job.key: served(job, snapshot.now, promote_after) for job in jobs}
         needs = {key: _needs(service, history) for key, service in had.items()}
-        least = _least_of_rivals(snapshot, [(job, needs[job.key]) for job in jobs if levels.waits(job)])
+        least = min((needs[job.key] for job in jobs if levels.waits(job)), default=None)
         for job in jobs:
             queue = sum(had[job.key] >= step for step in thresholds)
             promoted = levels.waits(job) and bool(job.attempts) and not had[job.key]
             number = 0 if promoted or levels.just_started(job, snapshot.now, min_run_s) else ranks[queue]
             reason = f"queue {number} of {len(thresholds)} after {had[job.key]:.0f} device-seconds"
-            gain = max(0.0, needs[job.key] - least(job))
+            gain = max(0.0, needs[job.key] - least) if least is not None else 0.0
             found += levels.to(job, job.own_priority - number, reason, gain, NAME)
     return found
-
-
-def _least_of_rivals(snapshot: ClusterSnapshot, waiting: Sequence[tuple[Job, float]]) -> Callable[[Job], float]:
-    """Of a job: the smallest need among those of `waiting` who may preempt it; infinite where nobody may."""
-    by_queue: dict[str, float] = {}
-    for job, need in waiting:
-        assert job.workload is not None
-        by_queue[job.workload.queue] = min(need, by_queue.get(job.workload.queue, math.inf))
-
-    @cache
-    def of_queue(name: str) -> float:
-        rivals = levels.preemptors(snapshot, snapshot.queues[name])
-        return min((by_queue[rival] for rival in rivals if rival in by_queue), default=math.inf)
-
-    return lambda job: of_queue(job.workload.queue) if job.workload is not None else math.inf
 
 
 def _needs(service: float, history: Sequence[float]) -> float:

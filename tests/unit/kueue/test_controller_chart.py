@@ -190,14 +190,13 @@ def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
         return found, {(r, v) for rule in rules for r in rule["resources"] for v in rule["verbs"]}
 
     off, none = of()
-    assert none - of("regrow.mode=none")[1] == {("cohorts", "list")}
     assert off == PlannerSettings()  # the defaults of chart and code are the same
     dry, some = of("planner.cordon.mode=propose", "planner.limits.movesPerHour=9", "planner.everySeconds=5")
     assert (dry.cordon.mode, dry.limits.moves_per_hour, dry.every_s) == ("propose", 9, 5)
-    assert some - none == {("resourceflavors", "list"), ("localqueues", "get")}
+    assert some - none == {("resourceflavors", "list"), ("localqueues", "get"), ("cohorts", "list")}
     assert of("planner.defragmentation.mode=act")[1] == some  # it moves by the same request
     lends, rights = of("planner.lending.mode=act", "planner.lending.expectSeconds=600")
-    assert (lends.lending.mode, lends.lending.expect_s, rights) == ("act", 600, none)
+    assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, {("cohorts", "list")})
 
 
 def test_only_a_cordon_that_acts_may_make_budgets():
