@@ -168,12 +168,13 @@ class Arbiter:
 
         A lower priority stops nobody by itself, so when the job ends does not count for that.
         """
-        queue, ends_s = snapshot.queue_of(job), measure.ends_s(job)
+        queue = snapshot.queue_of(job)
+        ends_s = measure.ends_s(job) if proposal.action != "priority" else None
         if queue is not None and queue.cohort not in snapshot.nested:
             assert job.workload is not None
             if not free.served_one_day(snapshot, job.workload):
                 return f"it would not come back: ClusterQueue {queue.name} can never hold what it asks for"
-        if proposal.action != "priority" and ends_s is not None and ends_s <= measure.back_s(job) and self._recent.believes(job, ends_s, clock):
+        if ends_s is not None and ends_s <= measure.back_s(job) and self._recent.believes(job, ends_s, clock):
             return f"it ends by itself in about {ends_s:.0f} s, before it would be back"
         return ""
 
