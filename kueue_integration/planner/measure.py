@@ -136,24 +136,24 @@ def move_s(job: Job, unknown_s: float = 0.0) -> float:
     return (unknown_s if saved is None else saved) + (unknown_s if restored is None else restored)
 
 
+def ends_s(job: Job) -> float | None:
+    """Seconds until the job is done, at its present size and speed; None: its program does not say how many steps it
+    makes, or its pace is not known."""
+    steps, pace = steps_left(job), _pace(job, job.attempts[-1]) if job.attempts else None
+    if steps is None or pace is None:
+        return None
+    done, seconds = pace
+    return steps * seconds / done
+
+
 def left_s(job: Job, now: float) -> float:
-    """Seconds until the job is done, at its present size and speed.
+    """The same for any job.
 
     A job that does not say how many steps it makes is expected to go on for as long as it has run, the estimate for
     lifetimes without a scale (Gott, Nature 363, 1993).
     """
-    steps, pace = steps_left(job), _pace(job, job.attempts[-1]) if job.attempts else None
-    if steps is not None and pace is not None:
-        done, seconds = pace
-        return steps * seconds / done
-    return attained(job, now) / job.devices
-
-
-def ends_s(job: Job) -> float | None:
-    """Seconds until the job is done, where its program says how many steps it makes and its pace is known."""
-    if steps_left(job) is None or not job.attempts or _pace(job, job.attempts[-1]) is None:
-        return None
-    return left_s(job, 0.0)
+    ends = ends_s(job)
+    return attained(job, now) / job.devices if ends is None else ends
 
 
 def back_s(job: Job) -> float:

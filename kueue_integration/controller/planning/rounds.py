@@ -169,7 +169,7 @@ class Rounds:
             return snapshot
         try:
             specs = {c["metadata"]["name"]: c.get("spec") or {} for c in self._kube.list(COHORT)}
-            linked = (pair for pair in ((name, spec.get("parentName")) for name, spec in specs.items()) if pair[1])
+            linked = [(name, parent) for name, spec in specs.items() if (parent := spec.get("parentName"))]
             rich = {str(name) for name, spec in specs.items() if spec.get("resourceGroups")}
             return replace(snapshot, nested=frozenset(rich | {str(name) for pair in linked for name in pair}))
         except NotFound:  # this Kueue has none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import free
 from ..job import Job
-from ..model import ClusterSnapshot, Queue
+from ..model import ClusterSnapshot
 from ..proposals import Proposal
 
 
@@ -37,17 +37,6 @@ def between(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:
 def waits(job: Job) -> bool:
     """It waits for quota in its queue."""
     return job.workload is not None and job.workload.waits
-
-
-def preemptors(snapshot: ClusterSnapshot, queue: Queue) -> list[str]:
-    """Names of the queues whose waiting jobs Kueue may let preempt a job of `queue`: a lower priority helps no others.
-
-    https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/#preemption
-    """
-    own = [queue.name] if queue.preempts != "Never" else []
-    if queue.name not in snapshot.borrows:
-        return own
-    return own + [q.name for q in snapshot.around(queue) if q.reclaims != "Never" and q.name != queue.name]
 
 
 def just_started(job: Job, now: float, min_run_s: float) -> bool:

@@ -18,7 +18,7 @@ from functools import cache
 
 from .. import shares
 from ..job import Job
-from ..model import ClusterSnapshot
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from . import levels
 
@@ -111,7 +111,18 @@ def _rivals(snapshot: ClusterSnapshot, behind: Sequence[Share]) -> Callable[[Job
 
     @cache
     def of_queue(name: str) -> Sequence[Share]:
-        rivals = levels.preemptors(snapshot, snapshot.queues[name])
+        rivals = _preemptors(snapshot, snapshot.queues[name])
         return [each for rival in rivals for each in by_queue.get(rival, ())]
 
     return lambda job: of_queue(job.workload.queue) if job.workload is not None else ()
+
+
+def _preemptors(snapshot: ClusterSnapshot, queue: Queue) -> list[str]:
+    """Names of the queues whose waiting jobs Kueue may let preempt a job of `queue`: a lower priority helps no others.
+
+    https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/#preemption
+    """
+    own = [queue.name] if queue.preempts != "Never" else []
+    if queue.name not in snapshot.borrows:
+        return own
+    return own + [q.name for q in snapshot.around(queue) if q.reclaims != "Never" and q.name != queue.name]
