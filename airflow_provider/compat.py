@@ -19,6 +19,7 @@ What is not public is in PRIVATE, and each has a test that fails when it goes aw
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from airflow import __version__ as AIRFLOW_VERSION
@@ -87,6 +88,7 @@ __all__ = [
     "get_xcom",
     "map_index_column",
     "masked",
+    "masks",
     "memory_rows",
     "newest_first",
     "note_clear",
@@ -298,6 +300,15 @@ def _serde() -> Any:
     else:
         from airflow.serialization import serde
     return serde
+
+
+def masks(value: Any) -> bool:
+    """Whether Airflow masks a text in `value`, which may be one, or a container of some."""
+    if isinstance(value, str):
+        return bool(value) and masked(value) != value
+    if isinstance(value, Mapping):
+        return any(masks(part) for pair in value.items() for part in pair)
+    return isinstance(value, (list, tuple, set, frozenset)) and any(masks(part) for part in value)
 
 
 def masked(text: str) -> str:

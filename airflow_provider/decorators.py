@@ -14,6 +14,7 @@ from kueue_integration.errors import SpecError
 from kueue_integration.job.view import Job
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB
+from kueue_integration.spec.secret_text import SecretText
 from singularity_proxy.protocol import decode
 
 from . import compat, free_names, return_value, taskflow
@@ -66,6 +67,8 @@ class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOper
             ) from None
         except ValueError as error:
             raise InvalidTrainingError(f"The training job was refused before anything was created: {error}") from None
+        if compat.masks([self.op_args, self.op_kwargs]):  # as JSON a text may look otherwise
+            own[taskflow.ARGUMENTS] = SecretText(own[taskflow.ARGUMENTS])
         self.files = {**(self.files or {}), **own}
         return super().execute(context)
 

@@ -31,7 +31,8 @@ def _short(obj: Object) -> Object:
     if obj["kind"] != "Job":  # they have the Job's labels
         kept["metadata"] = {key: value for key, value in obj["metadata"].items() if key != "labels"}
     if "data" in obj:
-        kept["data"] = {key: f"<{len(value.encode())} bytes>" for key, value in obj["data"].items()}
+        secret = obj["kind"] == "Secret"
+        kept["data"] = {k: "***" if secret else f"<{len(v.encode())} bytes>" for k, v in obj["data"].items()}
     template = (obj.get("spec") or {}).get("template")
     if template:
         own = {key: value for key, value in (template["metadata"].get("labels") or {}).items() if key not in labels}

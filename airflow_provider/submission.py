@@ -16,12 +16,12 @@ from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, Object, label, selector
 from kueue_integration.manifests import job_manifests
-from kueue_integration.spec import platform_config
+from kueue_integration.spec import platform_config, secret_text
 from kueue_integration.spec.train_spec import TrainSpec
 from singularity_proxy.protocol import exit_codes
 from singularity_proxy.protocol.messages import Origin
 
-from . import ending, parameters, rendered
+from . import compat, ending, parameters, rendered
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
 
 GONE_POLL_S = 0.5
@@ -34,7 +34,10 @@ def owned_jobs(kube: Kube, namespace: str, key: TaskKey, deployments: Collection
 
 
 def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:
-    """The TrainSpec of `operator`'s rendered parameters. Raises SpecError that names the operator's parameters."""
+    """The TrainSpec of `operator`'s rendered parameters. Values that Airflow masks are secrets of the job.
+
+    Raises SpecError that names the operator's parameters.
+    """
     files = parameters.mapping("files", operator.files)
     command = operator.command
     if operator.script is not None:
@@ -53,7 +56,7 @@ def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:
         "labels": {**_safe(parameters.mapping("labels", operator.labels)), **task_labels(claim)},
         "annotations": {**annotations, ANN_TASK: json.dumps(claim.to_dict(), sort_keys=True)},
     }
-    return parameters.make_spec(values)
+    return secret_text.marked(parameters.make_spec(values), compat.masks)
 
 
 def task_labels(claim: Claim) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ..jobs import lifecycle, start_point
 from ..jobs.time_travel import Start
 from ..manifests.job_manifests import render as render_objects
 from ..spec import engine, platform_config
+from ..spec.secret_text import SecretText
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
 from ..spec.validation import MAX_FILES_BYTES
@@ -58,6 +59,12 @@ _OPTIONS = (
     click.option("--priority-class", help="Kueue WorkloadPriorityClass."),
     click.option("--image", help="Training image. Default: the platform's."),
     click.option("--env", multiple=True, metavar="K=V", help="Environment of the ranks; may be repeated."),
+    click.option(
+        "--secret-env",
+        multiple=True,
+        metavar="K[=V]",
+        help="As --env, in a Secret that the job owns; without =V the value of your own variable K.",
+    ),
     click.option("--cpu", help="CPU per worker, for example 500m."),
     click.option("--memory", help="Memory per worker, for example 2Gi."),
     click.option("--gpus", type=int, help="NVIDIA GPUs per worker."),
@@ -237,6 +244,7 @@ def build_spec(
     command: tuple[str, ...],
     workdir: Path | None,
     env: tuple[str, ...],
+    secret_env: tuple[str, ...],
     inputs: tuple[str, ...],
     label: tuple[str, ...],
     pod_override: Path | None,
@@ -252,7 +260,7 @@ def build_spec(
 ) -> TrainSpec:
     """A TrainSpec from the options. Raises SpecError for what cannot even be read."""
     problems: list[tuple[str, object, str]] = []
-    variables = _pairs("env", env, problems)
+    variables = _pairs("env", env, problems) | _secrets(secret_env, problems)
     labels = _pairs("label", label, problems)
     urls = _pairs("input", inputs, problems)
     more = _pairs("resource", resource, problems)
@@ -288,6 +296,16 @@ def _pairs(field: str, items: tuple[str, ...], problems: list[tuple[str, object,
         else:
             problems.append((field, item, "must be NAME=VALUE"))
     return pairs
+
+
+def _secrets(items: tuple[str, ...], problems: list[tuple[str, object, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals and name not in os.environ:
+            problems.append(("secret_env", name, "is not a variable of yours; export it, or give NAME=VALUE"))
+        found[name] = SecretText(value if equals else os.environ.get(name, ""))
+    return found
 
 
 def _read_override(path: Path, problems: list[tuple[str, object, str]]) -> dict[str, Any] | None:

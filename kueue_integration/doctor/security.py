@@ -8,7 +8,19 @@ from ..contract import job_names
 from ..errors import Forbidden
 from ..jobs.preflight import POD_SECURITY, guard_command, why_unguarded
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, PROGRESS, SERVICE, WORKLOAD, Kind, label
+from ..kube.resources import (
+    CONFIG_MAP,
+    JOB,
+    LOCAL_QUEUE,
+    NAMESPACE,
+    POD,
+    PROGRESS,
+    SECRET,
+    SERVICE,
+    WORKLOAD,
+    Kind,
+    label,
+)
 from . import engines
 from .check import FAIL, OK, WARN, Check
 
@@ -80,6 +92,11 @@ def permissions(kube: Kube, namespace: str) -> Iterator[Check]:
         why = f"you may not read {_PROGRESS} in {namespace}: steps and loss are as old as the last change of phase"
         fix = f"Ask for this Role, with a RoleBinding to you:\nkubectl -n {namespace} {grant}"
         yield Check("progress", WARN, why, fix)
+    if not all(kube.allowed(verb, SECRET, namespace) for verb in ("get", "create", "delete")):
+        grant = f"create role singularity-secrets --verb=get,create,delete --resource={SECRET.plural}"
+        why = f"you may not make Secrets in {namespace}: jobs with values that Airflow masks, or --secret-env, fail"
+        fix = f"Ask for this Role, with a RoleBinding to you:\nkubectl -n {namespace} {grant}"
+        yield Check("secrets", WARN, why, fix)
     if not missing:
         yield Check("permissions", OK, f"you may submit, follow and delete jobs in {namespace}")
         return

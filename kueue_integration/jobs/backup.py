@@ -21,7 +21,19 @@ from ..errors import Forbidden, KubeError, SpecError
 from ..job.unreadable import readable_or
 from ..job.view import Job
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, JOB, RESOURCE_CLAIM_TEMPLATE, SERVICE, Object, finished, label, selector
+from ..kube.resources import (
+    CONFIG_MAP,
+    JOB,
+    RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
+    SERVICE,
+    Object,
+    finished,
+    label,
+    pod_spec,
+    selector,
+)
+from ..manifests import job_secrets
 from ..manifests.live_job import as_written
 from . import lifecycle
 
@@ -69,6 +81,13 @@ def taken(kube: Kube, namespace: str | None) -> tuple[Object, list[str]]:
             for owner in child["metadata"].get("ownerReferences") or ():
                 whole = {"apiVersion": kind.api_version, "kind": kind.name, **child}
                 belongings.setdefault((child["metadata"]["namespace"], str(owner.get("uid"))), []).append(whole)
+    for job in here:
+        meta = job["metadata"]
+        own = job_secrets.named(pod_spec(job), meta["name"])
+        secret = kube.find(SECRET, meta["namespace"], job_secrets.secret_name(meta["name"])) if own else None
+        if secret is not None:  # of each job its own alone: nobody who saves jobs has to read all Secrets
+            whole = {"apiVersion": SECRET.api_version, "kind": SECRET.name, **secret}
+            belongings.setdefault((meta["namespace"], meta["uid"]), []).append(whole)
     items = [
         {
             "job": _job(job, workloads.get(job["metadata"]["uid"])),

@@ -27,6 +27,7 @@ from ..kube.resources import (
 from ..requests import placement
 from ..spec import engine, privileges
 from ..spec.platform_config import PlatformConfig
+from ..spec.secret_text import has_secrets
 from ..spec.train_spec import TrainSpec
 from . import place_check
 
@@ -42,7 +43,7 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
     if problems:
         raise SpecError(problems)
     _namespace(kube, spec)
-    _fence(kube, spec.queue, name, target)
+    _fence(kube, spec, name, target)
 
 
 def taken(platform: PlatformConfig, namespace: str) -> None:
@@ -145,12 +146,12 @@ def disarmed(problem: str) -> str:
     return f"the guard of pods is not in force ({problem}), so {_NOTHING_KEEPS}: {job_names.UPGRADE}"
 
 
-def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:
+def _fence(kube: Kube, spec: TrainSpec, cluster_queue: str, found: Any) -> None:
     """`found`: the ClusterQueue as `_readable` has it."""
     if found is None:
         return
     if found is False:
-        raise PlatformError(f"LocalQueue {queue!r} points to ClusterQueue {cluster_queue!r}, which does not exist")
+        raise PlatformError(f"LocalQueue {spec.queue!r} points to ClusterQueue {cluster_queue!r}, which does not exist")
     try:
         controllers = {
             check["metadata"]["name"]: check.get("spec", {}).get("controllerName")
@@ -162,10 +163,16 @@ def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:
     # Behind a MultiKueue check the job runs in another cluster, whose queue has the fence.
     if not there & {job_names.ADMISSION_CHECK_CONTROLLER, job_names.MULTIKUEUE_CONTROLLER}:
         raise PlatformError(
-            f"ClusterQueue {cluster_queue!r} of queue {queue!r} lacks the admission check "
+            f"ClusterQueue {cluster_queue!r} of queue {spec.queue!r} lacks the admission check "
             f"{job_names.ADMISSION_CHECK_NAME!r}, which tells pods their attempt and checkpoint; "
             "add it to spec.admissionChecksStrategy.admissionChecks"
         )
+    if job_names.MULTIKUEUE_CONTROLLER in there and has_secrets(spec):
+        fix = (
+            "runs jobs in another cluster (MultiKueue), which gets no Secret of the job: name a Secret that is there, "
+            "in pod_override (envFrom), instead of the secret values in env, command or files"
+        )
+        raise SpecError([("queue", spec.queue, fix)])
 
 
 def _admission_checks(queue: Mapping[str, Any]) -> set[str]:

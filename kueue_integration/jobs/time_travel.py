@@ -25,12 +25,13 @@ from ..kube.resources import (
     CONFIG_MAP,
     JOB,
     RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
     SERVICE,
     Object,
     is_true,
     label,
 )  # fmt: skip
-from ..manifests import live_job
+from ..manifests import job_secrets, live_job
 from ..manifests.pod import files_name
 from ..manifests.pod_placement import template_name
 from ..requests import user_requests, verbs
@@ -276,10 +277,13 @@ def _named(kube: Kube, namespace: str, name: str) -> Object:
 
 
 def _children(kube: Kube, source: Object, new: str) -> list[Object]:
-    """Service, files and claim templates, as far as the source has them: an adopted Job has its own."""
+    """Service, files, Secret and claim templates, as far as the source has them: an adopted Job has its own."""
     namespace, old = _namespace(source), str(source["metadata"]["name"])
     found = [kube.find(SERVICE, namespace, old), kube.find(CONFIG_MAP, namespace, files_name(old))]
-    for claim in source["spec"]["template"]["spec"].get("resourceClaims") or ():
+    pod = source["spec"]["template"]["spec"]
+    if job_secrets.named(pod, old):
+        found.append(kube.find(SECRET, namespace, job_secrets.secret_name(old)))
+    for claim in pod.get("resourceClaims") or ():
         if claim.get("resourceClaimTemplateName") == template_name(old, claim["name"]):
             found.append(kube.find(RESOURCE_CLAIM_TEMPLATE, namespace, template_name(old, claim["name"])))
     ours = [child for child in found if child is not None and label(child, job_names.LABEL_JOB) == old]

@@ -5,6 +5,7 @@ Saved processes (process engine) go on with that, whatever a new Job says.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from singularity_proxy.protocol import names
 
 from ..contract import job_names
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, Object, pod_spec
+from ..kube.resources import CONFIG_MAP, SECRET, Object, pod_spec
 from ..manifests.pod import SOURCE_VOLUME
 
 OURS = "SINGULARITY_"
@@ -57,10 +58,14 @@ def files(kube: Kube, job: Object) -> dict[str, str] | None:
     volume = next((v for v in pod_spec(job).get("volumes") or () if v.get("name") == SOURCE_VOLUME), None)
     if volume is None:
         return {}
-    given = volume["configMap"]
-    found = kube.find(CONFIG_MAP, str(job["metadata"]["namespace"]), str(given["name"]))
-    if found is None:
-        return None
-    data = found.get("data") or {}
-    return {str(item["path"]): str(data.get(item["key"], "")) for item in given.get("items") or ()}
+    texts: dict[str, str] = {}
+    for source in (volume.get("projected") or {}).get("sources") or [volume]:
+        kind, given = (SECRET, source["secret"]) if source.get("secret") else (CONFIG_MAP, source["configMap"])
+        found = kube.find(kind, str(job["metadata"]["namespace"]), str(given["name"]))
+        if found is None:
+            return None
+        for item in given.get("items") or ():
+            text = str((found.get("data") or {}).get(item["key"], ""))
+            texts[str(item["path"])] = base64.b64decode(text).decode() if kind is SECRET else text
+    return texts
 

@@ -1,8 +1,9 @@
 """`render`: a TrainSpec as Kubernetes objects. Pure: no I/O, no clock, no randomness.
 
-One headless Service, one Indexed Job, a ConfigMap when files are shipped, and a ResourceClaimTemplate for each claim by
-device class. Kueue suspends, admits, shrinks and moves the Job. The fence puts attempt, checkpoint, workers and flavor
-on its pods as annotations, which reach the containers through the Downward API.
+One headless Service, one Indexed Job, a ConfigMap when files are shipped, a Secret for what must not stand in the Job,
+and a ResourceClaimTemplate for each claim by device class. Kueue suspends, admits, shrinks and moves the Job. The fence
+puts attempt, checkpoint, workers and flavor on its pods as annotations, which reach the containers through the Downward
+API.
 """
 
 from __future__ import annotations
@@ -19,26 +20,37 @@ from ..contract import job_names
 from ..kube.resources import Object
 from ..spec import pod_override, privileges, save_interval, store_access
 from ..spec.platform_config import NODE, PlatformConfig
+from ..spec.secret_text import SecretText
 from ..spec.train_spec import TrainSpec
 from ..spec.validate import validate
-from . import checkpoint_disk, checkpoint_memory, pod_placement
+from . import checkpoint_disk, checkpoint_memory, job_secrets, pod_placement
 from .pod import file_keys, files_name, leveled, pod_spec
 
 BACKOFF_LIMIT = 6
 
 
 def render(spec: TrainSpec, platform: PlatformConfig) -> list[dict[str, Any]]:
-    """The objects of `spec`: [ConfigMap,] [ResourceClaimTemplates,] Service, Job, in this order.
+    """The objects of `spec`: [ConfigMap,] [Secret,] [ResourceClaimTemplates,] Service, Job, in this order.
 
     Raises SpecError if the spec is not valid.
     """
     validate(spec, platform)
     objects = [*pod_placement.claim_templates(spec, own_labels(spec)), _service(spec), job(spec, platform)]
-    if spec.files:
+    hidden = secrets(spec, platform)
+    if hidden:
+        objects.insert(0, job_secrets.secret(spec.name, spec.namespace, own_labels(spec), hidden))
+    if any(not isinstance(text, SecretText) for text in spec.files.values()):
         objects.insert(0, _config_map(spec))
     # Through JSON: plain data that shares nothing with the caller's spec and platform.
     plain: list[dict[str, Any]] = json.loads(json.dumps(objects))
     return plain
+
+
+def secrets(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str]:
+    """Key -> value of what is in the Secret of the job; empty: it has none."""
+    files = {key: spec.files[path] for path, key in file_keys(spec).items()}
+    hidden = {key: text for key, text in files.items() if isinstance(text, SecretText)}
+    return {**hidden, **job_secrets.found(_template(spec, platform)["spec"])}
 
 
 def own_labels(spec: TrainSpec) -> dict[str, str]:
@@ -53,6 +65,7 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """The Job alone, suspended: Kueue starts it."""
     labels = {**own_labels(spec), job_names.KUEUE_QUEUE_LABEL: spec.queue}
     template = _template(spec, replace(platform, privileges=NODE))
+    template["spec"] = job_secrets.referred(template["spec"], spec.name)
     told = {}
     if not spec.elastic:
         level = privileges.chosen(spec.privileges, platform, template["spec"])
@@ -173,5 +186,7 @@ def _config_map(spec: TrainSpec) -> Object:
         "kind": "ConfigMap",
         "metadata": {"name": files_name(spec.name), "namespace": spec.namespace, "labels": own_labels(spec)},
         "immutable": True,
-        "data": {key: spec.files[path] for path, key in file_keys(spec).items()},
+        "data": {
+            key: text for path, key in file_keys(spec).items() if not isinstance(text := spec.files[path], SecretText)
+        },
     }

@@ -15,7 +15,8 @@ from ..job.unreadable import readable_or
 from ..job.view import Job
 from ..kube.resources import Object
 from ..spec.privileges import Level
-from .pod import command_text, files_name, leveled, literal
+from . import job_secrets
+from .pod import files_name, leveled
 from .pod_placement import template_name
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -102,12 +103,12 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
         meta["annotations"][job_names.ANN_PRIVILEGES_WHY] = new.level.why
     if new.command:
         for entry in _variables(spec["template"], names.ENV_COMMAND):
-            entry["value"] = literal(command_text(new.command))
+            (entry["value"],) = (each["value"] for each in job_secrets.command(new.command))
     return made
 
 
 def forked_child(child: Mapping[str, Any], old: str, new: str) -> Object:
-    """The Service, the files or a ResourceClaimTemplate of Job `old` for Job `new`."""
+    """The Service, the files, the Secret or a ResourceClaimTemplate of Job `old` for Job `new`."""
     made: Object = json.loads(json.dumps(child))
     meta = made["metadata"]
     labels = {**_kept(meta.get("labels")), job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: new}
@@ -134,9 +135,13 @@ def _rename_pods(template: Object, old: str, new: str, placed: bool) -> None:
     for entry in _variables(template, names.ENV_JOB):
         entry["value"] = new
     for volume in pod.get("volumes") or ():
-        files = volume.get("configMap") or {}
-        if files.get("name") == files_name(old):
-            files["name"] = files_name(new)
+        for source in (volume, *((volume.get("projected") or {}).get("sources") or ())):
+            files = source.get("configMap") or {}
+            if files.get("name") == files_name(old):
+                files["name"] = files_name(new)
+    for ref in job_secrets.references(pod):
+        if ref.get("name") == job_secrets.secret_name(old):
+            ref["name"] = job_secrets.secret_name(new)
     for claim in pod.get("resourceClaims") or ():
         if claim.get("resourceClaimTemplateName") == template_name(old, claim["name"]):
             claim["resourceClaimTemplateName"] = template_name(new, claim["name"])

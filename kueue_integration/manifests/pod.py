@@ -9,8 +9,6 @@ root.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.protocol import names
@@ -19,7 +17,9 @@ from ..contract import job_names
 from ..kube.resources import Object
 from ..spec import store_access
 from ..spec.platform_config import USER_NAMESPACE, PlatformConfig
+from ..spec.secret_text import SecretText
 from ..spec.train_spec import TrainSpec
+from . import job_secrets
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 SIDECAR_PYTHON = "/opt/singularity/venv/bin/python"
@@ -144,9 +144,9 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "env": [
             *_literals(env),
             *_common_env(spec, platform),
+            *job_secrets.command(spec.command),
             *_literals(
                 {
-                    names.ENV_COMMAND: command_text(spec.command),
                     names.ENV_WORKDIR: spec.workdir or "",
                     **({names.ENV_INPUTS: names.INPUTS_DIR} if spec.inputs else {}),
                     **({names.ENV_REPRODUCIBLE_LAYOUT: "1"} if spec.reproducible_layout else {}),
@@ -276,9 +276,22 @@ def _own_volumes(spec: TrainSpec) -> list[Object]:
     if spec.inputs:
         volumes.append({"name": _INPUTS, "emptyDir": {}})
     if spec.files:
-        items = [{"key": key, "path": path} for path, key in file_keys(spec).items()]
-        volumes.append({"name": _SOURCE, "configMap": {"name": files_name(spec.name), "items": items}})
+        volumes.append({"name": _SOURCE, **_source(spec)})
     return volumes
+
+
+def _source(spec: TrainSpec) -> Object:
+    """Where the volume with the files of a job comes from."""
+    keys = file_keys(spec)
+    plain, secret = (
+        [{"key": key, "path": path} for path, key in keys.items() if isinstance(spec.files[path], SecretText) is hidden]
+        for hidden in (False, True)
+    )
+    files = {"name": files_name(spec.name), "items": plain}
+    if not secret:
+        return {"configMap": files}
+    hidden_files = {"name": job_secrets.secret_name(spec.name), "items": secret}
+    return {"projected": {"sources": [*([{"configMap": files}] if plain else []), {"secret": hidden_files}]}}
 
 
 def _mount(volume: str, path: str, read_only: bool = False) -> Object:
@@ -286,14 +299,9 @@ def _mount(volume: str, path: str, read_only: bool = False) -> Object:
     return {**mount, "readOnly": True} if read_only else mount
 
 
-def command_text(command: Sequence[str]) -> str:
-    """What the launcher reads as the program of a rank."""
-    return json.dumps([*command])
-
-
 def literal(value: object) -> str:
-    """Kubernetes expands `$(NAME)` in values; `$$` stands for a plain `$`."""
-    return str(value).replace("$", "$$")
+    """Kubernetes expands `$(NAME)` in values that stand in a manifest; `$$` stands for a plain `$`."""
+    return value if isinstance(value, SecretText) else str(value).replace("$", "$$")
 
 
 def _literals(values: dict[str, Any]) -> list[Object]:

@@ -22,6 +22,7 @@ from kueue_integration.manifests import job_manifests
 from kueue_integration.manifests.pod import AGENT_VOLUME
 from kueue_integration.spec import mount_paths
 from kueue_integration.spec.platform_config import USER_NAMESPACE, PlatformConfig
+from kueue_integration.spec.secret_text import marked
 from singularity_proxy.protocol import names
 
 Pod = dict[str, Any]
@@ -45,6 +46,14 @@ def with_inputs(platform: PlatformConfig) -> Pod:
     """The same, whose sidecar fills a volume that its ranks read."""
     urls = {"data": f"{platform.store}/outputs/{spec().namespace}/data"}
     made: Pod = copy.deepcopy(job_manifests.job(spec(inputs=urls), platform)["spec"]["template"]["spec"])
+    return made
+
+
+def with_secrets(platform: PlatformConfig) -> Pod:
+    """The same, with variables, words of its command and files in a Secret."""
+    word = "hunter2"
+    given = marked(spec(env={"KEY": word}, command=["python3", word], files={"a": word}), word.__eq__)
+    made: Pod = copy.deepcopy(job_manifests.job(given, platform)["spec"]["template"]["spec"])
     return made
 
 
@@ -245,6 +254,7 @@ GOOD: dict[str, Make] = {
     "a path with dots that mean nothing": _with(ours, _mine("train", "/.cache/..data/x..y/...")),
     "a part of a config map": _with(ours, _mine("train", "/etc/mine.conf", subPath="mine.conf", readOnly=True)),
     "a part of a claim": _with(ours, _part()),
+    "secret words of the command": with_secrets,
     "a home in the sidecar": _with(ours, _variable(job_names.CONTAINER_SIDECAR, "HOME", "/singularity/run")),
     "a cloud's identity": _with(
         ours,
@@ -422,6 +432,14 @@ BAD: dict[str, tuple[Make, str]] = {
     "a path of an ordinary pod that is cleaned": (_with(other, _mine("main", "data")), f"container main: {_CLEAN}"),
     "a root of the user's": (
         _with(ours, _variable("train", "SINGULARITY_ROOT", "/evil")), "container train: variables that start with"
+    ),
+    "a word of the command for the sidecar": (
+        _with(ours, _variable(_SIDECAR, "SINGULARITY_SECRET_0", "x")),
+        "container device-proxy: variables that start with",
+    ),
+    "a variable like a word of the command": (
+        _with(ours, _variable("train", "SINGULARITY_SECRET_ROOT", "x")),
+        "container train: variables that start with",
     ),
     "a sidecar with a variable that nobody knows": (
         _with(ours, _variable(_SIDECAR, "SINGULARITY_CONTROLLER_URL_X", "https://evil")),

@@ -40,6 +40,8 @@ ENV_WORKDIR: Final = "SINGULARITY_WORKDIR"
 with the checkpoint."""
 ENV_COMMAND: Final = "SINGULARITY_COMMAND"
 """JSON list: the user's argv."""
+SECRET_WORD: Final = "SINGULARITY_SECRET_"  # noqa: S105 - a name
+"""... and a number: a word of the command that stands in a Secret, as part of the command's JSON text."""
 ENV_RUN_AS: Final = "SINGULARITY_RUN_AS"
 """`uid:gid:group,group`, with `:strict` (of supplementalGroupsPolicy) behind it or without: whom the ranks run as, from
 the pod's securityContext. An empty uid is root's, an empty gid the one that the image's passwd says."""

@@ -302,7 +302,7 @@ def test_the_manifest_has_no_secret_that_airflow_masks(kube: FakeKube, airflow: 
     mask_secret("hunter2-of-wandb")
     op = operator(env={"WANDB_API_KEY": "hunter2-of-wandb"}, command=["x", "--token", "hunter2-of-wandb"])
     submit(airflow, op)
-    assert "hunter2-of-wandb" in json.dumps(job_of(kube))
+    assert "hunter2-of-wandb" not in json.dumps(job_of(kube)), "it is in the Job's Secret (test_masked_values)"
     kept = json.dumps(airflow.store)
     assert "hunter2-of-wandb" not in kept and "hunter2-of-wandb" not in str(op.manifest)
     assert "WANDB_API_KEY" in kept
