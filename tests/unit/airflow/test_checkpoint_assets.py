@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Asset, AssetWatcher
 from airflow_fakes import CONN_ID, NAMESPACE, ApiServer, make_attempt, make_job
+from waits import LIMIT_S, eventually
 
 from airflow_provider import assets, informer
 from airflow_provider.assets import CURSOR_KEY, SingularityCheckpointTrigger, untold
@@ -17,8 +18,6 @@ from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB
 from singularity_proxy.protocol.messages import CheckpointRef, to_json
-
-LIMIT_S = 20.0
 
 
 class Store:
@@ -70,20 +69,12 @@ async def following(events: AsyncIterator[Any]) -> dict[str, Any]:
     return found
 
 
-async def until_cursor(store: Store, expected: dict[str, str]) -> None:
-    async def reached() -> None:
-        while store.value != expected:
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(reached(), LIMIT_S)
-
-
 async def test_every_checkpoint_from_now_on_is_one_event(api: ApiServer) -> None:
     store = Store()
     api.put(JOB, training("c1"))
     events = trigger(store).run()
     waiting = asyncio.create_task(following(events))
-    await until_cursor(store, {"u1": "c1"})  # from before the asset was watched: not told
+    await eventually(lambda: store.value == {"u1": "c1"})  # from before the asset was watched: not told
     api.put(JOB, training("c1", "c2", "c3"))
     first = await waiting
     assert first["checkpoint"]["id"] == "c2"
@@ -111,7 +102,7 @@ async def test_a_change_costs_a_look_at_the_job_that_changed(
         api.put(JOB, training("c1", name=f"train-{number}", uid=f"u{number}"))
     events = trigger(store).run()
     waiting = asyncio.create_task(following(events))
-    await until_cursor(store, {f"u{number}": "c1" for number in range(30)})
+    await eventually(lambda: store.value == {f"u{number}": "c1" for number in range(30)})
     looks.clear()
     api.put(JOB, training("c1", "c2", name="train-3", uid="u3"))
     assert (await waiting)["checkpoint"]["id"] == "c2" and looks == ["train-3"]
@@ -161,7 +152,7 @@ async def test_what_is_gone_is_forgotten(api: ApiServer) -> None:
     api.put(JOB, training("c1", "c2"))
     assert (await waiting)["checkpoint"]["id"] == "c2"
     waiting = asyncio.create_task(following(events))
-    await until_cursor(store, {"u1": "c2"})
+    await eventually(lambda: store.value == {"u1": "c2"})
     api.put(JOB, training("c1", "c2", "c3"))
     await waiting
     await events.aclose()

@@ -264,7 +264,7 @@ def stored(*steps: int, done: str = "", generation: int = 0) -> dict[str, Any]:
 
 
 async def fired(trigger: SingularityCheckpointWait) -> Any:
-    return (await asyncio.wait_for(anext(trigger.run()), 20)).payload
+    return (await asyncio.wait_for(anext(trigger.run()), 120)).payload
 
 
 async def test_the_trigger_fires_with_the_checkpoint(api: ApiServer, waits: SingularityCheckpointWait) -> None:

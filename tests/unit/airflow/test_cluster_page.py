@@ -75,7 +75,7 @@ class Clients:
     def kube(self, conn_id: str) -> Kube:
         self.asked.append(conn_id)
         self.begun.set()
-        assert self.go.wait(30)
+        assert self.go.wait(120)
         if self.error is not None:
             raise self.error
         return self._kube
@@ -242,7 +242,7 @@ def over() -> None:
     """Returns when the look that is under way is over."""
     under_way = cluster_api.looks.under_way("west")
     assert under_way is not None
-    under_way.result(30)
+    under_way.result(120)
 
 
 def done_after(page: Page, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def test_a_slow_cluster_is_asked_less_often(page: Page, monkeypatch: pytest.Monk
     page.clients.go.clear()
     looks = cluster_api.looks
     looks.latest("west")
-    assert page.clients.begun.wait(30)
+    assert page.clients.begun.wait(120)
     page.clock.now += 3.0
     page.clients.go.set()
     over()

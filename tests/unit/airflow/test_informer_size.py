@@ -88,14 +88,14 @@ async def test_a_long_list_comes_in_pages(api: ApiServer, monkeypatch: pytest.Mo
         api.put(WORKLOAD, make_workload(job, *ADMITTED))
     async with subscribe(CONN_ID, NAMESPACE, informer.ALL) as view:
         while not view.synced:
-            await asyncio.wait_for(view.changed(20), 20)
+            await asyncio.wait_for(view.changed(20), 120)
         assert len(view.jobs) == 5 and len(view.informer.workloads) == 5
         assert api.count("list", JOB.plural) == 3
         while api.count("watch", JOB.plural) == 0:
             await asyncio.sleep(0.01)
         api.put(JOB, make_job("train-5", "u5"))
         while len(view.jobs) < 6:
-            await asyncio.wait_for(view.changed(20), 20)
+            await asyncio.wait_for(view.changed(20), 120)
 
 
 async def test_a_list_that_becomes_too_old_between_two_pages_starts_again(
@@ -117,7 +117,7 @@ async def test_a_list_that_becomes_too_old_between_two_pages_starts_again(
     monkeypatch.setattr(api, "_page", compacting)
     async with subscribe(CONN_ID, NAMESPACE, "train-0") as view:
         while not view.synced:
-            await asyncio.wait_for(view.changed(20), 20)
+            await asyncio.wait_for(view.changed(20), 120)
         assert len(view.jobs) == 3 and compacted
         assert api.count("list", JOB.plural) == 5  # one, refused, three
 

@@ -66,10 +66,10 @@ def test_live_shows_the_job_and_looks_once_for_many_tabs() -> None:
     claim = made(kube)
     asked: list[str] = []
     looks = LiveLooks(actions.Clusters(lambda conn_id: (asked.append(conn_id), (kube, "default"))[1]))
-    first = looks.ask(KEY, claim).result(10)
+    first = looks.ask(KEY, claim).result(120)
     assert (first["name"], first["queue"], first["phase"]) == ("train-1", "training", "Submitted")
     kube.delete(JOB, NAMESPACE, "train-1")
-    assert looks.ask(KEY, claim).result(10) == first
+    assert looks.ask(KEY, claim).result(120) == first
     assert asked == ["c"]
 
 
@@ -91,7 +91,7 @@ def test_live_says_at_which_place_in_the_queue_the_job_waits() -> None:
             for place, name in enumerate(("other", workload["metadata"]["name"]))
         ]
     }
-    shown = LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(10)
+    shown = LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(120)
     assert shown["queue_position"]["place"] == 2
     assert "place 2 of 2 in queue training" in shown["message"]
 
@@ -176,7 +176,7 @@ def traced(kube: FakeKube) -> dict[str, Any]:
 def test_the_tab_draws_the_moves_that_the_command_draws() -> None:
     kube = FakeKube()
     claim = traced(kube)
-    found = document_moves(LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(10))
+    found = document_moves(LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(120))
     assert found == json.loads(json.dumps([dataclasses.asdict(move) for move in move_trace.moves(HISTORY, TOLD)]))
     assert [(move["left"], move["right"], move["seconds"]) for move in found] == [(1, 2, 14.0)]
     assert {"phase": "fetch", "by": "store", "start": 10.0, "seconds": 3.0} in found[0]["spans"]

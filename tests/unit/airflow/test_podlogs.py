@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, ApiServer, connection, make_attempt, make_job, make_workload
+from waits import eventually
 
 from airflow_provider import compat, informer, logplace, podlogs
 from airflow_provider.triggers import SingularityJobTrigger
@@ -46,12 +47,6 @@ def told(written: list[str]) -> list[str]:
     return [text for text in written if text.startswith(("[rank", "---")) or "cannot be shown" in text]
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def trigger(**changes: Any) -> SingularityJobTrigger:
     values = {"get_logs": True, "logging_interval": 0.05, "conn_id": CONN_ID, "namespace": NAMESPACE}
     return SingularityJobTrigger(**{**values, "name": "train", "uid": "u1", **changes})
@@ -82,14 +77,14 @@ async def test_output_is_copied_once_through_a_preemption_to_the_end(api: ApiSer
     pod(api, 1, index=1)
     api.logs[name] = [*lines("step 0"), *lines("other", start=1, rank=1)]
     task = started(trigger())
-    await until(lambda: "[rank 0] step 0" in told(written))
+    await eventually(lambda: "[rank 0] step 0" in told(written))
     api.logs[name] += lines("step 1", "step 2", start=3)
-    await until(lambda: "[rank 0] step 2" in told(written))
+    await eventually(lambda: "[rank 0] step 2" in told(written))
     ended = make_attempt(1, first_step=0, first_step_at=1001.0, last_step=2, ended_by="Preempted", evicted_at=1010.0)
     api.delete(POD, name)
     running(api, ended, make_attempt(2, first_step=3, first_step_at=1021.0), step=4)
     api.logs[pod(api, 2)] = lines("step 3")
-    await until(lambda: "[rank 0] step 3" in told(written))
+    await eventually(lambda: "[rank 0] step 3" in told(written))
     api.logs["train-0-a2"] += lines("step 4", start=1)  # comes with the end, not with a poll
     done = make_attempt(2, first_step=3, first_step_at=1021.0, ended_by="Finished", finished_at=1030.0)
     running(api, ended, done, condition="Complete", step=5)
@@ -117,12 +112,12 @@ async def test_a_triggerer_that_takes_over_goes_on_where_the_first_one_stopped(
     name = pod(api, 1)
     api.logs[name] = lines("step 0", "step 1")
     task = started(of_task(log_max_lines=3))
-    await until(lambda: logplace.PLACE_KEY in xcoms)
+    await eventually(lambda: logplace.PLACE_KEY in xcoms)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     api.logs[name] += lines("step 2", "step 3", start=2)
     task = started(of_task(log_max_lines=3))
-    await until(lambda: any(text.startswith("--- log_max_lines") for text in told(written)))
+    await eventually(lambda: any(text.startswith("--- log_max_lines") for text in told(written)))
     assert told(written)[:3] == [f"[rank 0] step {n}" for n in range(3)], "each once, and counted over both"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -141,7 +136,7 @@ async def test_a_place_that_cannot_be_read_shows_lines_again(
     running(api, make_attempt(1, first_step=0, first_step_at=1001.0), step=1)
     api.logs[pod(api, 1)] = lines("step 0")
     task = started(of_task())
-    await until(lambda: told(written) == ["[rank 0] step 0"])
+    await eventually(lambda: told(written) == ["[rank 0] step 0"])
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -153,13 +148,13 @@ async def test_a_long_line_and_too_many_lines_are_cut_and_said(
     running(api, make_attempt(1, first_step=0, first_step_at=1001.0), step=1)
     api.logs[pod(api, 1)] = lines(*(f"step {n}" for n in range(8)), "x" * 3000)
     task = started(trigger(log_max_lines=6))
-    await until(lambda: len(told(written)) == 6)
+    await eventually(lambda: len(told(written)) == 6)
     shown = told(written)
     assert shown[0] == "--- more than 5 lines at the beginning of attempt 1: the older ones are left out here"
     assert shown[1:5] == [f"[rank 0] step {n}" for n in range(4, 8)]
     assert shown[5].endswith(f"[... {3000 + len(podlogs.RANK) - podlogs.LONGEST_LINE} more characters]")
     api.logs["train-0-a1"] += lines("one", "two", start=20)
-    await until(lambda: len(told(written)) == 8)
+    await eventually(lambda: len(told(written)) == 8)
     assert told(written)[6:] == [
         "[rank 0] one",
         f"--- log_max_lines = 6 lines of output are shown, what follows is not copied here: singularityctl logs train "
@@ -175,7 +170,7 @@ async def test_who_may_not_read_pods_is_told_once_and_the_job_is_waited_for(api:
     api.refused.add("pods")
     running(api, make_attempt(1, first_step=0, first_step_at=1001.0), step=1)
     task = started(trigger())
-    await until(lambda: told(written))
+    await eventually(lambda: told(written))
     running(api, make_attempt(1, ended_by="Finished", finished_at=1030.0), condition="Complete")
     assert (await task)["status"] == "success"
     (said,) = told(written)
@@ -196,7 +191,7 @@ async def test_a_thousand_tasks_read_a_few_pods_at_a_time(api: ApiServer, monkey
     api.logs[pod(api, 1)] = lines("step 0")
     api.slow_logs = True
     tasks = [started(trigger()) for _ in range(6)]
-    await until(lambda: api.count("log", "pods") >= 6)
+    await eventually(lambda: api.count("log", "pods") >= 6)
     assert api.most_logs_at_once == 2
     running(api, make_attempt(1, ended_by="Finished", finished_at=1030.0), condition="Complete")
     await asyncio.gather(*tasks)

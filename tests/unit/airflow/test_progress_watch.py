@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable
 
 import pytest
 from airflow_fakes import CONN_ID, NAMESPACE, ApiServer, make_attempt, make_job
+from waits import LIMIT_S, eventually
 
 from airflow_provider import informer
 from airflow_provider.informer import Subscription, subscribe
 from kueue_integration.contract import attempt_records, progress_objects
 from kueue_integration.kube.resources import JOB, PROGRESS
-
-LIMIT_S = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +35,12 @@ def step_of(view: Subscription) -> int | None:
     return None if seen is None else seen.step
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        await asyncio.sleep(0.01)
-
-
 async def test_the_newest_note_is_shown_with_the_job_and_wakes_its_trigger(api: ApiServer) -> None:
     api.missing.clear()
     running(api)
     note(api, 10)
     async with subscribe(CONN_ID, NAMESPACE, "train") as view, subscribe(CONN_ID, NAMESPACE, "other") as bystander:
-        await until(lambda: view.synced and step_of(view) == 10)
+        await eventually(lambda: view.synced and step_of(view) == 10)
         while await bystander.changed(0.2):
             pass  # what was listed
         while await view.changed(0.2):
@@ -60,9 +49,9 @@ async def test_the_newest_note_is_shown_with_the_job_and_wakes_its_trigger(api: 
         assert await view.changed(LIMIT_S) and step_of(view) == 11
         assert not await bystander.changed(0.2), "a note wakes the trigger of its own job"
         note(api, 9)  # an old word, of a controller that is on its way out
-        await until(lambda: view.informer.notes["u1"].find('"step": 9') > 0)
+        await eventually(lambda: view.informer.notes["u1"].find('"step": 9') > 0)
         api.delete(PROGRESS, "u1")
-        await until(lambda: step_of(view) == 3)
+        await eventually(lambda: step_of(view) == 3)
 
 
 async def test_a_job_of_the_same_name_has_other_progress(api: ApiServer) -> None:
@@ -70,7 +59,7 @@ async def test_a_job_of_the_same_name_has_other_progress(api: ApiServer) -> None
     running(api)
     note(api, 500, uid="of-an-earlier-one")
     async with subscribe(CONN_ID, NAMESPACE, "train") as view:
-        await until(lambda: view.synced and "of-an-earlier-one" in view.informer.notes)
+        await eventually(lambda: view.synced and "of-an-earlier-one" in view.informer.notes)
         assert step_of(view) == 3
 
 
@@ -81,9 +70,9 @@ async def test_without_progress_the_job_is_followed_all_the_same(api: ApiServer,
         api.refused.add(PROGRESS.plural)
     running(api)
     async with subscribe(CONN_ID, NAMESPACE, "train") as view:
-        await until(lambda: view.synced and step_of(view) == 3)
+        await eventually(lambda: view.synced and step_of(view) == 3)
         api.put(JOB, make_job(condition="Complete"))
-        await until(lambda: (view.job or {}).get("status", {}).get("conditions"))
+        await eventually(lambda: (view.job or {}).get("status", {}).get("conditions"))
         assert view.trouble == ""
         assert api.count("list", JOB.plural) == 1, "the watches were not begun again"
 
@@ -93,7 +82,7 @@ async def test_notes_that_came_while_the_watch_was_cut_are_there_afterwards(api:
     running(api)
     note(api, 10)
     async with subscribe(CONN_ID, NAMESPACE, "train") as view:
-        await until(lambda: view.synced and step_of(view) == 10)
+        await eventually(lambda: view.synced and step_of(view) == 10)
         api.drop()
         note(api, 25)
-        await until(lambda: step_of(view) == 25)
+        await eventually(lambda: step_of(view) == 25)

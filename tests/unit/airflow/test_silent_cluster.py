@@ -27,6 +27,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 from starlette.routing import Route
+from waits import until
 
 from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
@@ -128,10 +129,7 @@ class Server:
         self._server = uvicorn.Server(uvicorn.Config(app.app, port=0, log_level="error", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
-        end = time.monotonic() + 20
-        while not self._server.started:
-            assert time.monotonic() < end, "the api-server does not start"
-            time.sleep(0.01)
+        until(lambda: self._server.started, "the api-server has started")
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
     @staticmethod

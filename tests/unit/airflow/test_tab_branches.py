@@ -133,7 +133,7 @@ def live(kube: FakeKube) -> dict[str, Any]:
     """As it is sent to the browser."""
     uid = kube.get(JOB, NAMESPACE, "train-1")["metadata"]["uid"]
     claim = {**Claim(KEY, 0, Try(1, 0, 0), NAMESPACE, "train-1", uid).to_dict(), "conn_id": "c"}
-    shown = LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(10)
+    shown = LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(120)
     sent: dict[str, Any] = json.loads(json.dumps(shown))
     return sent
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, WAITING, ApiServer, make_attempt, make_job, make_workload
+from waits import LIMIT_S, eventually
 
 from airflow_provider import compat, informer, triggers
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.triggers import SingularityJobTrigger
 from kueue_integration.kube.resources import JOB, WORKLOAD
 from singularity_proxy.protocol.messages import CheckpointRef
-
-LIMIT_S = 20.0
 
 
 def make_trigger(
@@ -44,13 +43,6 @@ async def event_of(trigger: SingularityJobTrigger) -> dict[str, Any]:
     return payload
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        await asyncio.sleep(0.01)
-
-
 def run(trigger: SingularityJobTrigger) -> asyncio.Task[dict[str, Any]]:
     return asyncio.create_task(asyncio.wait_for(event_of(trigger), LIMIT_S))
 
@@ -60,12 +52,12 @@ async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServ
     api.put(JOB, job)
     api.put(WORKLOAD, make_workload(job, *WAITING))
     waiting = run(make_trigger())
-    await until(lambda: any("waits for quota" in line for line in written))
+    await eventually(lambda: any("waits for quota" in line for line in written))
 
     first = make_attempt(1, first_step=0, first_step_at=1004.0)
     api.put(JOB, make_job(attempts=[first], step=20))
     api.put(WORKLOAD, make_workload(job, *ADMITTED))
-    await until(lambda: any("first step is 0" in line for line in written))
+    await eventually(lambda: any("first step is 0" in line for line in written))
 
     ended = make_attempt(
         1, first_step=0, first_step_at=1004.0, last_step=40, ended_by="Preempted", preempted_by="big",
@@ -73,7 +65,7 @@ async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServ
     )  # fmt: skip
     second = make_attempt(2, flavor="spot", pods=2, admitted_at=1020.0, queued_at=1012.4, restored_from="c1")
     api.put(JOB, make_job(attempts=[ended, second]))
-    await until(lambda: any("spot" in line for line in written))
+    await eventually(lambda: any("spot" in line for line in written))
 
     second = make_attempt(
         2, flavor="spot", pods=2, admitted_at=1020.0, restored_from="c1", first_step=41, first_step_at=1025.0,
@@ -109,9 +101,9 @@ async def test_many_preemptions_are_a_warning_told_once_and_no_failure(
     api.put(JOB, job)
     api.put(WORKLOAD, make_workload(job, *ADMITTED))
     waiting = run(make_trigger(alert=alert))
-    await until(lambda: any(line.startswith("Attempt 1") for line in written))
+    await eventually(lambda: any(line.startswith("Attempt 1") for line in written))
     api.put(JOB, make_job(attempts=[*past, make_attempt(3)]))
-    await until(lambda: any(line.startswith("Attempt 3") for line in written))
+    await eventually(lambda: any(line.startswith("Attempt 3") for line in written))
     last = make_attempt(3, ended_by="Finished", finished_at=1050.0)
     api.put(JOB, make_job(attempts=[*past, last], condition="Complete"))
     event = await waiting
@@ -132,7 +124,7 @@ async def test_the_note_of_a_lost_checkpoint_is_told(api: ApiServer, written: li
     job = make_job(attempts=[make_attempt(1, ended_by="Preempted", preempted_by="big", evicted_at=1010.0, note=note)])
     api.put(JOB, job)
     waiting = run(make_trigger())
-    await until(lambda: f"Attempt 1: {note}" in written)
+    await eventually(lambda: f"Attempt 1: {note}" in written)
     waiting.cancel()
 
 
@@ -140,7 +132,7 @@ async def test_a_finished_job_is_given_time_for_its_last_record(api: ApiServer) 
     running = make_attempt(1, first_step=0, first_step_at=1004.0)
     api.put(JOB, make_job(attempts=[running], condition="Complete"))
     waiting = run(make_trigger())
-    await until(lambda: api.count("watch", "jobs"))
+    await eventually(lambda: api.count("watch", "jobs"))
     done = make_attempt(1, first_step=0, first_step_at=1004.0, last_step=9, ended_by="Finished", finished_at=1009.0)
     api.put(JOB, make_job(attempts=[done], condition="Complete"))
     assert (await waiting)["lineage"]["attempts"][0]["last_step"] == 9
@@ -159,7 +151,7 @@ async def test_a_deleted_job_ends_the_wait(api: ApiServer, way: str) -> None:
         api.put(JOB, make_job())
     waiting = run(make_trigger(uid="u0" if way == "another uid" else "u1"))
     if way in ("deleted", "forgotten", "marked for deletion"):
-        await until(lambda: api.count("watch", "jobs"))
+        await eventually(lambda: api.count("watch", "jobs"))
     if way == "deleted":
         api.delete(JOB, "train")
     elif way == "forgotten":  # while the watch was cut; only the next list can tell
@@ -206,7 +198,7 @@ async def test_a_job_that_is_gone_is_not_out_of_time(api: ApiServer) -> None:
 async def test_no_fault_of_the_api_ends_the_wait_or_hides_the_end(api: ApiServer, fault: str) -> None:
     api.put(JOB, make_job())
     waiting = run(make_trigger())
-    await until(lambda: api.count("watch", "jobs"))
+    await eventually(lambda: api.count("watch", "jobs"))
     lists = api.count("list", "jobs")
     if fault == "down":
         api.down = True
@@ -214,7 +206,7 @@ async def test_no_fault_of_the_api_ends_the_wait_or_hides_the_end(api: ApiServer
         api.compact()
     else:
         api.drop()
-    await until(lambda: api.count("list", "jobs") > lists)
+    await eventually(lambda: api.count("list", "jobs") > lists)
     assert not waiting.done()
     api.down = False
     api.put(JOB, make_job(condition="Complete"))
@@ -224,7 +216,7 @@ async def test_no_fault_of_the_api_ends_the_wait_or_hides_the_end(api: ApiServer
 async def test_a_watch_whose_time_is_over_goes_on_without_a_list(api: ApiServer) -> None:
     api.put(JOB, make_job())
     waiting = run(make_trigger())
-    await until(lambda: api.count("watch", "jobs") == 1)
+    await eventually(lambda: api.count("watch", "jobs") == 1)
     api.end_watches()
     api.put(JOB, make_job(condition="Complete"))  # while nobody is connected
     assert (await waiting)["status"] == "success"
@@ -237,7 +229,7 @@ async def test_an_unreachable_api_is_told_once_in_the_task_log(
     monkeypatch.setattr(triggers, "TROUBLE_AFTER_S", 0.1)
     api.down = True
     waiting = run(make_trigger())
-    await until(lambda: any("does not answer" in line for line in written))
+    await eventually(lambda: any("does not answer" in line for line in written))
     api.down = False
     api.put(JOB, make_job(condition="Complete"))
     await waiting
@@ -253,7 +245,7 @@ async def test_one_kind_that_is_refused_is_told_in_the_task_log(
     api.refused.add("workloads")
     api.put(JOB, make_job())
     waiting = run(make_trigger())
-    await until(lambda: any("workloads" in line for line in written))
+    await eventually(lambda: any("workloads" in line for line in written))
     assert not waiting.done()
     api.refused.clear()
     api.put(JOB, make_job(condition="Complete"))
@@ -265,7 +257,7 @@ async def test_one_watch_serves_all_tasks_of_a_namespace(api: ApiServer) -> None
     for number, name in enumerate(names):
         api.put(JOB, make_job(name, uid=f"u{number}"))
     waiting = [run(make_trigger(name, uid=f"u{number}")) for number, name in enumerate(names)]
-    await until(lambda: api.count("watch", "jobs"))
+    await eventually(lambda: api.count("watch", "jobs"))
     for number, name in enumerate(names):
         api.put(JOB, make_job(name, uid=f"u{number}", condition="Complete"))
     events = await asyncio.gather(*waiting)
@@ -303,10 +295,10 @@ async def test_the_xcom_follows_the_attempts_but_not_every_step(
     api.put(JOB, job)
     trigger = make_trigger()
     waiting = run(trigger)
-    await until(lambda: written)
+    await eventually(lambda: written)
     for step in (2, 3, 4):
         api.put(JOB, make_job(attempts=[make_attempt(1, first_step=0, first_step_at=1004.0)], step=step))
-    await until(lambda: trigger._shown is not None and trigger._shown.step == 4)
+    await eventually(lambda: trigger._shown is not None and trigger._shown.step == 4)
     assert len(written) == 1
     done = make_attempt(1, first_step=0, first_step_at=1004.0, last_step=9, ended_by="Finished", finished_at=1009.0)
     api.put(JOB, make_job(attempts=[done], condition="Complete"))
@@ -389,7 +381,7 @@ async def test_on_kill_rides_out_a_short_outage(api: ApiServer, monkeypatch: pyt
     api.put(JOB, make_job())
     api.down = True
     killing = asyncio.create_task(make_trigger().on_kill())
-    await until(lambda: api.count("get", "jobs"))
+    await eventually(lambda: api.count("get", "jobs"))
     api.down = False
     await asyncio.wait_for(killing, LIMIT_S)
     assert api.deletions == [("train", "u1")]
@@ -403,15 +395,15 @@ async def test_on_kill_is_not_ended_by_airflow_that_cancels_again(
     api.put(JOB, make_job())
     api.down = True
     killing = asyncio.create_task(asyncio.wait_for(make_trigger().on_kill(), LIMIT_S))
-    await until(lambda: api.count("get", "jobs"))
+    await eventually(lambda: api.count("get", "jobs"))
     for _ in range(3):
         killing.cancel("__airflow_user_action__")
         await asyncio.sleep(0.01)
     api.down = False
-    await until(lambda: bool(api.deletions))
+    await eventually(lambda: bool(api.deletions))
     assert api.deletions == [("train", "u1")]
     await asyncio.gather(killing, return_exceptions=True)
-    await until(lambda: not triggers._killing)
+    await eventually(lambda: not triggers._killing)
 
 
 async def test_on_kill_gives_up_in_time_and_says_what_is_left(
@@ -438,7 +430,7 @@ async def test_on_kill_after_the_event_does_nothing(api: ApiServer, monkeypatch:
 async def test_a_cancelled_trigger_leaves_no_watch_behind(api: ApiServer) -> None:
     api.put(JOB, make_job())
     waiting = run(make_trigger())
-    await until(lambda: api.count("watch", "jobs"))
+    await eventually(lambda: api.count("watch", "jobs"))
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting

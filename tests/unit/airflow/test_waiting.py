@@ -51,7 +51,7 @@ async def test_a_worker_waits_as_a_triggerer_does(api: ApiServer, xcoms: list[st
         assert not wait.done()
         await asyncio.sleep(0.05)
     api.put(JOB, make_job(condition="Complete", attempts=[make_attempt(finished_at=2000.0)]))
-    event = await asyncio.wait_for(wait, 30)
+    event = await asyncio.wait_for(wait, 120)
     assert event["status"] == "success" and event["lineage"]["attempts"]
     assert "lineage" in xcoms, "kept current meanwhile"
 
@@ -63,7 +63,7 @@ async def test_a_user_ends_the_wait(api: ApiServer) -> None:
     api.put(JOB, make_job())
     trigger = SingularityJobTrigger(CONN_ID, NAMESPACE, "train", "u1")
     with pytest.raises(KilledError):
-        await asyncio.wait_for(asyncio.to_thread(waiting.here, trigger, TI, look), 30)
+        await asyncio.wait_for(asyncio.to_thread(waiting.here, trigger, TI, look), 120)
 
 
 async def test_airflows_timeout_ends_the_job(api: ApiServer) -> None:
@@ -72,7 +72,7 @@ async def test_airflows_timeout_ends_the_job(api: ApiServer) -> None:
 
     api.put(JOB, make_job())
     trigger = SingularityJobTrigger(CONN_ID, NAMESPACE, "train", "u1")
-    event = await asyncio.wait_for(asyncio.to_thread(waiting.here, trigger, TI, look), 30)
+    event = await asyncio.wait_for(asyncio.to_thread(waiting.here, trigger, TI, look), 120)
     assert event["status"] == "timeout"
 
 
@@ -145,7 +145,7 @@ async def test_an_admitted_job_may_wait_again(api: ApiServer) -> None:
     await asyncio.sleep(0.5)
     assert not first.done()
     api.put(JOB, make_job(condition="Complete", attempts=[make_attempt(finished_at=2000.0)]))
-    assert (await asyncio.wait_for(first, 30)).payload["status"] == "success"
+    assert (await asyncio.wait_for(first, 120)).payload["status"] == "success"
 
 
 def test_limits_are_the_operators_own(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811

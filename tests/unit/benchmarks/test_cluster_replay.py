@@ -176,7 +176,7 @@ def test_an_answer_that_will_not_change_ends_the_replay_and_another_is_said_once
     for error in (Unreachable("nobody answers"), Unreachable("nobody answers"), Invalid("no such field", 422)):
         kube.fail_next("create", WORKLOAD, error)
     with player:
-        assert player.over.wait(30)
+        assert player.over.wait(120)
     assert player.trouble == "Invalid: no such field"
     assert len([line for line in told if "nobody answers" in line]) == 1
 

@@ -17,7 +17,6 @@ WORKERS = 8
 
 
 @pytest.mark.timed
-@pytest.mark.timeout(600)
 def test_no_slow_write_keeps_the_lease_from_being_renewed(tmp_path: Path) -> None:
     programs = [os.environ.get(f"SINGULARITY_{name}") for name in ("APISERVER", "ETCD")]
     if not all(programs):

@@ -31,14 +31,14 @@ def test_a_guest_is_known_with_its_children_and_ended_with_them(tmp_path: Path) 
     assert guests.running(tmp_path) == guests.running(home)
     guests.stop(tmp_path)
     assert guests.running(home) == []
-    process.wait(10)
+    process.wait(120)
 
 
 def test_children_are_ended_after_their_leader_was_killed(tmp_path: Path) -> None:
     process = start(PARENT_WITH_CHILD)
     guests.register(tmp_path, "part", process.pid)
     process.kill()
-    process.wait(10)
+    process.wait(120)
     assert len(guests.running(tmp_path)) == 1
     guests.stop(tmp_path)
     assert guests.running(tmp_path) == []
@@ -49,7 +49,7 @@ def test_a_guest_that_does_not_hear_sigterm_is_killed(tmp_path: Path, monkeypatc
     process = start("trap '' TERM; echo started; while :; do sleep 0.05; done")
     guests.register(tmp_path, "part", process.pid)
     guests.stop(tmp_path)
-    assert process.wait(10) == -9
+    assert process.wait(120) == -9
 
 
 def test_a_guest_that_cannot_be_killed_is_not_waited_for_for_ever(
@@ -65,7 +65,7 @@ def test_a_guest_that_cannot_be_killed_is_not_waited_for_for_ever(
             guests.stop(tmp_path)
     finally:
         os.killpg(process.pid, 9)
-        process.wait(10)
+        process.wait(120)
 
 
 def test_another_process_with_a_recorded_number_is_left_alone(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_another_process_with_a_recorded_number_is_left_alone(tmp_path: Path) ->
         assert process.poll() is None
     finally:
         os.killpg(process.pid, 9)
-        process.wait(10)
+        process.wait(120)
 
 
 def test_nothing_recorded_is_no_error(tmp_path: Path) -> None:

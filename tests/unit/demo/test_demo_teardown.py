@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import LIMIT_S, until
 
 from localcluster import cluster
 from localcluster.demo import main, stage
@@ -18,15 +18,6 @@ from localcluster.demo.airflow import Airflow
 from localcluster.demo.errors import AirflowStartError
 from localcluster.errors import HostError
 from localcluster.namespaces import guests
-
-LIMIT_S = 30.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 def starting(airflow: Airflow) -> tuple[threading.Thread, list[BaseException]]:

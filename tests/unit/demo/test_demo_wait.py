@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -30,10 +29,8 @@ def test_returns_the_first_thing_that_is_neither_none_nor_false() -> None:
 
 
 def test_says_what_it_waited_for_and_what_it_saw() -> None:
-    began = time.monotonic()
     with pytest.raises(StoryTimeoutError, match=r"waited 0.05 s in vain for: rain; last seen: sunshine"):
         wait_for(lambda: None, "rain", 0.05, tick_s=0.01, detail=lambda: "sunshine")
-    assert time.monotonic() - began < 5
 
 
 def test_a_server_that_does_not_answer_is_asked_again() -> None:

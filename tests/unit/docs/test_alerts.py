@@ -141,7 +141,7 @@ def play(tmp_path: Path, scenes: list[dict[str, Any]]) -> subprocess.CompletedPr
     file = tmp_path / "scenes.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5m", "tests": scenes}))
     command = [str(PROMTOOL), "test", "rules", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason=NO_PROMTOOL)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rendered import render
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, KubeError
@@ -131,12 +132,9 @@ class Policies:
             kind = Kind(obj["kind"], group, version, plural(obj["kind"]), where is not None)
             self.admin._json("POST", kind.path(where), body=obj)
 
-    def eventually(self, holds: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
+    def eventually(self, holds: Callable[[], object], what: str) -> None:
         """The API server reads policies and their parameters from copies that are a moment behind."""
-        end = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
-            time.sleep(0.05)
+        until(holds, what, pace_s=0.05)
 
     # --- Jobs ---------------------------------------------------------------------------------------------------------
     def create(self, name: str, annotations: Mapping[str, str], user: str = ADMIN) -> Object:

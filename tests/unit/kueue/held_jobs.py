@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import aiohttp
+import waits
 from api_server import CONTROLLER, KUEUE
 from two_controllers import SYSTEM, Cluster
 
@@ -34,7 +35,7 @@ from singularity_proxy.protocol.messages import CheckpointRef, CommitRequest
 from singularity_proxy.sidecar.config import Config
 from singularity_proxy.sidecar.controller_client import Controller
 
-PATIENCE_S = 120.0
+PATIENCE_S = waits.LIMIT_S
 AGAIN_S = 0.2
 HELD = "a checkpoint is being taken"
 """Of the message with which the policy refuses."""

@@ -7,6 +7,7 @@ import base64
 import json
 import ssl
 import subprocess
+import threading
 import time
 from typing import cast
 
@@ -15,6 +16,7 @@ import controller_scene as scene
 import pytest
 from aiohttp import web
 from controller_scene import NS
+from waits import LIMIT_S
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.cache import World
@@ -42,14 +44,6 @@ def certificate(tmp_path_factory):
         [*command, "-keyout", where / "key", "-out", where / "crt"], check=True, capture_output=True, timeout=60
     )
     return where / "crt", where / "key"
-
-
-async def eventually(condition):
-    """Wait for a copy, or a call, to come."""
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        await asyncio.sleep(0.005)
 
 
 def token_of(pod, audience=names.TOKEN_AUDIENCE, namespace=NS):
@@ -103,13 +97,19 @@ class Client:
 
 
 class SlowReviews(FakeKube):
-    """Reviews a token in `review_s` seconds."""
+    """Reviews a token in `review_s` seconds; not before `may_review` is set."""
 
     review_s = 0.0
+
+    def __init__(self, *objects):
+        super().__init__(*objects)
+        self.may_review = threading.Event()
+        self.may_review.set()
 
     def create(self, obj, dry_run=False):
         if obj["kind"] == TOKEN_REVIEW.name:
             time.sleep(self.review_s)
+            assert self.may_review.wait(LIMIT_S)
         return super().create(obj, dry_run)
 
 

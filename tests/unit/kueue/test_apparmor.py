@@ -37,7 +37,7 @@ def test_the_profile_has_the_files_name_and_what_each_rank_needs() -> None:
 
 def compiled(path: Path) -> subprocess.CompletedProcess[bytes]:
     """As a node's parser compiles it for its kernel; this machine's is not asked (-Q), nor a cache (-K)."""
-    return subprocess.run([str(PARSER), "-Q", "-K", "-S", str(path)], capture_output=True, timeout=60)
+    return subprocess.run([str(PARSER), "-Q", "-K", "-S", str(path)], capture_output=True, timeout=120)
 
 
 @pytest.mark.skipif(PARSER is None, reason=NO_PARSER)

@@ -77,7 +77,7 @@ def test_completion_scripts(shell: str) -> None:
     assert script.exit_code == 0
     assert "_SINGULARITYCTL_COMPLETE" in script.stdout and "singularityctl" in script.stdout
     if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=script.stdout, text=True, timeout=30).returncode == 0
+        assert subprocess.run(["bash", "-n"], input=script.stdout, text=True, timeout=120).returncode == 0
     assert run("completion", "tcsh").exit_code == 2
 
 

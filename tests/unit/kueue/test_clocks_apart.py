@@ -12,7 +12,6 @@ from kueue_integration.contract import job_names
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import LEASE, Object
 
-pytestmark = pytest.mark.timeout(600)
 HOUR = 3600.0
 
 

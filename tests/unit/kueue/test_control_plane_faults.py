@@ -19,7 +19,7 @@ from kueue_integration.controller.key_keeper import server_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.resources import ADMISSION_POLICY_BINDING, JOB, LEASE, SECRET, Object
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 LEASE_S = 10.0
 SAVE_S = 4.0
 _WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"

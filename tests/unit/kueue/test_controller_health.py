@@ -8,7 +8,8 @@ from typing import Any
 import controller_scene as scene
 import pytest
 from controller_scene import NS, T0
-from test_planner_rounds import KEY, Stage, until
+from test_planner_rounds import KEY, Stage
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.planning import symptoms

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from module_clock import set_clock
+from waits import until
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import lease
 from kueue_integration.controller.config import Config
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
@@ -43,7 +45,7 @@ def test_the_charts_empty_lease_is_taken_and_renewed():
     first = spec_of(kube)
     assert one.leads
     assert (first["holderIdentity"], first["leaseDurationSeconds"], first["leaseTransitions"]) == ("a", 1, 1)
-    assert abs(server_time.parse(first["renewTime"]) - time.time()) < 5
+    assert abs(server_time.parse(first["renewTime"]) - time.time()) < 60
     one.tick()
     assert spec_of(kube)["renewTime"] > first["renewTime"]
     assert (spec_of(kube)["acquireTime"], spec_of(kube)["leaseTransitions"]) == (first["acquireTime"], 1)
@@ -73,11 +75,7 @@ def test_a_second_replica_looks_on_until_the_first_is_silent():
     one.tick()
     two.tick()
     assert (one.leads, two.leads) == (True, False)
-    end = time.monotonic() + 10
-    while not two.leads:
-        assert time.monotonic() < end
-        two.tick()
-        time.sleep(0.02)
+    until(lambda: (two.tick(), two.leads)[1], "the other takes over")
     assert not one.leads  # its own clock told it first
     assert spec_of(kube)["holderIdentity"] == "b"
     one.tick()
@@ -131,10 +129,7 @@ def test_after_a_slow_answer_everything_is_looked_at_again():
     answer = kube.get_lease
 
     def slow(namespace, name):
-        end = time.monotonic() + 10
-        while one.leads:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: not one.leads, "it leads no more")
         return answer(namespace, name)
 
     kube.get_lease = slow
@@ -160,11 +155,7 @@ def test_a_worker_that_hangs_stops_the_renewal():
     one.tick()
     before = spec_of(kube)["renewTime"]
     alive.clear()
-    end = time.monotonic() + 10
-    while one.leads:
-        assert time.monotonic() < end
-        one.tick()
-        time.sleep(0.02)
+    until(lambda: (one.tick(), not one.leads)[1], "it leads no more")
     one.tick()
     assert spec_of(kube)["renewTime"] == before
     assert changes == [True, False]
@@ -187,15 +178,13 @@ def test_silence_before_the_first_life_is_no_error(caplog):
 def test_giving_up_lets_the_next_one_in_at_once_and_keeps_the_time():
     kube = FakeKube(EMPTY)
     one, two = keeper(kube, "a"), keeper(kube, "b")
+    began = time.time()
     one.start()
-    end = time.monotonic() + 10
-    while not one.leads:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: one.leads, "it leads")
     one.stop()
     spec = spec_of(kube)
     assert spec["holderIdentity"] == ""
-    assert time.time() - server_time.parse(spec["renewTime"]) < 5  # running holds go on meanwhile
+    assert server_time.parse(spec["renewTime"]) >= began  # running holds go on meanwhile
     two.tick()
     assert (one.leads, two.leads) == (False, True)
 
@@ -275,22 +264,18 @@ def test_every_request_is_shorter_than_the_lease(tmp_path):
         assert longest * (1 + CONNECTS / 4) < found.lease_duration_s
 
 
-def test_a_slow_answer_takes_its_time_from_the_pause():
-    kube, written, slow = FakeKube(EMPTY), [], threading.Event()
+def test_a_slow_answer_takes_its_time_from_the_pause(monkeypatch):
+    kube, now, pauses = FakeKube(EMPTY), [0.0], []
+    set_clock(monkeypatch, lease, monotonic=lambda: now[0])
     write = kube.replace
 
     def late(obj):
-        slow.wait(0.15)
-        written.append(time.monotonic())
+        now[0] += 0.25
         return write(obj)
 
     kube.replace = late
-    one = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 10, 0.3, lambda: True, lambda leads: None)
-    one.start()
-    end = time.monotonic() + 20
-    while len(written) < 12:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    one.stop()
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(written[2:]))
-    assert gaps[len(gaps) // 2] < 0.4
+    one = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 10, 1.0, lambda: True, lambda leads: None)
+    monkeypatch.setattr(one, "_stop", SimpleNamespace(wait=pauses.append))
+    for _ in range(3):
+        one._round()
+    assert pauses == [0.5, 0.75, 0.75], "the first round takes it, and writes twice"

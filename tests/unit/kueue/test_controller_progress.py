@@ -11,7 +11,8 @@ import time
 import controller_scene as scene
 import pytest
 from controller_scene import NS
-from sidecar_scene import COMMIT, HELLO, eventually
+from sidecar_scene import COMMIT, HELLO
+from waits import LIMIT_S, eventually
 
 from kueue_integration.contract import job_names, progress_objects
 from kueue_integration.controller import notes as notes_module
@@ -30,28 +31,21 @@ async def test_progress_is_written_on_the_job_only_if_it_is_news(served):
         return [r for r in served.kube.requests if r[:2] == ("patch", "Job")]
 
     async def seen(count):
-        end = time.monotonic() + 10
-        while len(writes()) != count or annotation(served.job(), job_names.ANN_PROGRESS) is None:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        await eventually(
+            lambda: len(writes()) == count and annotation(served.job(), job_names.ANN_PROGRESS) is not None
+        )
 
     await served.post("/v1/progress", Progress(NS, "train", 1, "running", 1, first_step=0, first_step_ago_s=5.0))
     await seen(1)
     (record,) = scene.stored(served.job()["metadata"]["annotations"])
     assert (record.first_step, record.last_step) == (0, 0)
     assert record.first_step_at == pytest.approx(time.time() - 5, abs=5)
-    end = time.monotonic() + 10
-    while annotation(served.world.jobs.get(NS, "train"), job_names.ANN_PROGRESS) is None:
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
+    await eventually(lambda: annotation(served.world.jobs.get(NS, "train"), job_names.ANN_PROGRESS) is not None)
     for step in range(2, 12):
         assert (await served.post("/v1/progress", Progress(NS, "train", 1, "running", step)))[0] == 200
     assert len(writes()) == 1
     await served.post("/v1/progress", Progress(NS, "train", 1, "barrier", 12, barrier_ago_s=9.0))
-    end = time.monotonic() + 10
-    while json.loads(annotation(served.job(), job_names.ANN_PROGRESS))["phase"] != "barrier":
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
+    await eventually(lambda: json.loads(annotation(served.job(), job_names.ANN_PROGRESS))["phase"] == "barrier")
 
 
 def told(step, phase="running", **more):
@@ -114,29 +108,26 @@ async def test_a_change_of_phase_writes_all_that_was_noted_on_the_job(served):
 
 
 async def test_a_flood_of_news_delays_no_commit_and_no_hello(served, monkeypatch):
-    """The API server takes long for each write. Twelve jobs' worth of news wait for their own threads only."""
+    """The API server answers none of their writes. Twelve jobs' worth of news wait for their own threads only."""
     assert (await served.post("/v1/commit", COMMIT))[0] == 200
-    slow, lock, patch = 0.3, threading.Lock(), served.kube.patch
-    waiting = itertools.count()
+    patch, waiting, answer = served.kube.patch, threading.Semaphore(0), threading.Event()
 
     def patched(kind, *args, **more):
         if threading.current_thread().name.startswith("api-note"):
-            with lock:
-                next(waiting)
-            time.sleep(slow)
+            waiting.release()
+            assert answer.wait(LIMIT_S)
         return patch(kind, *args, **more)
 
     monkeypatch.setattr(served.kube, "patch", patched)
     phases = itertools.cycle(["barrier", "dumping", "uploading", "running"])
     flood = [asyncio.ensure_future(served.post("/v1/progress", told(5, next(phases)))) for _ in range(60)]
-    await eventually(lambda: next(waiting) > 6)
-    began = time.monotonic()
+    await eventually(lambda: waiting.acquire(blocking=False))
     assert (await served.post("/v1/commit", COMMIT))[0] == 200
     assert (await served.post("/v1/hello", HELLO, "follower"))[0] in (200, 202)
-    assert time.monotonic() - began < slow * 60 / 6 / 2, "they waited behind the notes"
-    assert not all(one.done() for one in flood)
+    assert not any(one.done() for one in flood), "commit and hello have not waited for the notes"
     for one in flood:
         one.cancel()
+    answer.set()
     await asyncio.gather(*flood, return_exceptions=True)
 
 
@@ -147,7 +138,7 @@ async def test_an_api_server_that_is_slow_about_progress_delays_nobody_else(serv
     def patched(kind, *args, **more):
         if kind is PROGRESS:
             begun.set()
-            assert free.wait(30)
+            assert free.wait(120)
         return patch(kind, *args, **more)
 
     monkeypatch.setattr(served.kube, "patch", patched)
@@ -155,11 +146,9 @@ async def test_an_api_server_that_is_slow_about_progress_delays_nobody_else(serv
     for step in (1, 7):
         assert (await served.post("/v1/progress", told(step)))[0] == 200
     await eventually(begun.is_set)
-    began = time.monotonic()
     assert (await served.post("/v1/commit", COMMIT))[0] == 200
     assert (await served.post("/v1/hello", HELLO, "follower"))[0] in (200, 202)
     assert (await served.post("/v1/progress", told(9)))[0] in (200, 409)
-    assert time.monotonic() - began < 5
     assert served.kube.list(PROGRESS, NS) == []
     free.set()
     served.world.notes.stop()

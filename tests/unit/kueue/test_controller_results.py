@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from controller_scene import NS
-from sidecar_scene import FORBIDDEN, HELLO, PLACE, WHERE, eventually
+from sidecar_scene import FORBIDDEN, HELLO, PLACE, WHERE
+from waits import eventually
 
 from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import summarise

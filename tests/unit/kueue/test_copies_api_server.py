@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from api_server import ApiServer
+from waits import until
 
 from kueue_integration.controller import kept
 from kueue_integration.controller.informer import Informer
@@ -25,13 +25,6 @@ RBAC = "rbac.authorization.k8s.io"
 def node(name: str, padding: int = 0) -> Object:
     meta = {"name": name, "labels": {"copies": "yes"}, "annotations": {"example.com/padding": "x" * padding}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": meta}
-
-
-def until(holds: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

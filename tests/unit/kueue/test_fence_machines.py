@@ -8,7 +8,7 @@ import controller_scene as scene
 import pytest
 from api_server import ApiServer
 from controller_scene import T0
-from test_planner_rounds import until
+from waits import until
 
 from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.contract.record_types import NodeRequirement, Placement

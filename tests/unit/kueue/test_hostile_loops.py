@@ -13,9 +13,11 @@ import controller_scene as scene
 import garbage
 import pytest
 from controller_scene import CHECK, NS
+from module_clock import set_clock
+from waits import LIMIT_S, until
 
 from kueue_integration.contract import job_names
-from kueue_integration.controller import installed
+from kueue_integration.controller import installed, lease
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.lease import LeaseKeeper
@@ -78,13 +80,6 @@ def controllers() -> Iterator[Callable[..., Controller]]:
         controller.stop()
 
 
-def eventually(condition: Callable[[], bool], timeout: float, what: str) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def waiting(name: str) -> list[dict[str, Any]]:
     """A Job that has quota and waits for the fence, and its Workload."""
     uid = f"uid-{name}"
@@ -123,7 +118,7 @@ def served(controller: Controller, name: str) -> None:
     """A new Job is admitted within 5 s, the Lease is young, every worker is alive, and the numbers are told."""
     for obj in waiting(name):
         controller.kube.put(obj)
-    eventually(lambda: answered(controller.kube, name), 5, f"{name} waits for {CHECK}")
+    until(lambda: answered(controller.kube, name), f"{name} waits for {CHECK}")
     assert controller.keeper.leads and controller.lease_age() < LEASE_S
     assert controller.keeper.idle_for() < LEASE_S and controller.reconciler.silent_for() < LEASE_S
     assert all(thread.is_alive() for thread in controller.reconciler._threads)
@@ -153,7 +148,7 @@ def test_one_edit_of_ones_own_job_stops_nobody(
     assert first.metrics.value("singularity_unreadable_total", "annotation") == len(annotations)
     first.stop()
     second = controllers(kube, "two")
-    eventually(lambda: second.keeper.leads, 5, "the restarted controller does not lead")
+    until(lambda: second.keeper.leads, "the restarted controller leads")
     served(second, "after")
 
 
@@ -209,7 +204,7 @@ def test_objects_of_any_shape_stop_nobody(
     named = [record.message for record in caplog.records if "is skipped" in record.message]
     assert len(named) == len(set(named)), "an object is named more than once"
     again = controllers(kube, "two")
-    eventually(lambda: again.keeper.leads, 5, "the restarted controller does not lead")
+    until(lambda: again.keeper.leads, "the restarted controller leads")
     served(again, "two")
 
 
@@ -225,25 +220,31 @@ def test_a_task_that_fails_for_days_ends_no_worker(monkeypatch: pytest.MonkeyPat
     assert reconciler._failures[task] == 5002
 
 
-def test_a_replica_for_which_nobody_acts_is_idle_unless_the_api_server_is_away() -> None:
-    kube = _kube()
+def test_a_replica_for_which_nobody_acts_is_idle_unless_the_api_server_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube, now = _kube(), [0.0]
+    set_clock(monkeypatch, lease, monotonic=lambda: now[0])
+
+    def rounds(*keepers: LeaseKeeper) -> None:
+        for _ in range(20):
+            now[0] += 0.1
+            for one in keepers:
+                one.tick()
+
     alive = [True]
     keeper = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 1, 0.1, lambda: bool(alive), lambda leads: None)
     keeper.tick()
-    assert keeper.leads and keeper.idle_for() < 0.5
+    assert keeper.leads and keeper.idle_for() == 0
     alive.clear()  # its worker hangs: the Lease is let go, and nobody else is there
-    eventually(lambda: (keeper.tick(), keeper.idle_for() > 1.5)[1], 10, "it calls itself well")
+    rounds(keeper)
+    assert keeper.idle_for() > 1
     kube.fail_next("get", LEASE, Unreachable("gone"))
     keeper.tick()
-    assert keeper.idle_for() < 0.5, "without an API server a new process can do no more than this one"
+    assert keeper.idle_for() == 0, "without an API server a new process can do no more than this one"
     other = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "b", 1, 0.1, lambda: True, lambda leads: None)
-    eventually(lambda: (other.tick(), other.leads)[1], 10, "the other does not take over")
-    before = time.monotonic()
-    while time.monotonic() < before + 2:
-        other.tick()
-        keeper.tick()
-        time.sleep(0.05)
-    assert not keeper.leads and keeper.idle_for() < 0.5, "it follows one that is alive"
+    rounds(other)
+    assert other.leads
+    rounds(other, keeper)
+    assert not keeper.leads and keeper.idle_for() == 0, "it follows one that is alive"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_what_follows_from_leading_cannot_cost_the_lease() -> None:
     kube = _kube()
     keeper = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 1, 0.05, lambda: True, broken, overdue=lambda: [1])  # type: ignore[list-item]
     keeper.start()
-    eventually(lambda: keeper.leads, 5, "it does not lead")
+    until(lambda: keeper.leads, "it leads")
     time.sleep(1.2)
     assert keeper.leads
     keeper.stop()
@@ -300,7 +301,7 @@ class Held(FakeKube):
     def patch(self, kind: Any, namespace: Any, name: Any, *args: Any, **options: Any) -> Any:
         if kind is JOB and str(name).startswith("slow"):
             self.begun.release()
-            assert self.answer.wait(60)
+            assert self.answer.wait(120)
         return super().patch(kind, namespace, name, *args, **options)
 
 
@@ -316,7 +317,7 @@ def test_slow_answers_about_some_jobs_end_the_hold_of_no_other(
     kube = held(range(count))
     controller = controllers(kube)
     for _ in range(count):
-        assert kube.begun.acquire(timeout=10)
+        assert kube.begun.acquire(timeout=LIMIT_S)
     end = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < end:
         assert controller.lease_age() < LEASE_S and controller.reconciler.silent_for() < LEASE_S
@@ -329,11 +330,11 @@ def test_a_queue_that_nobody_serves_ends_the_holds(controllers: Callable[..., Co
     kube = held(range(WORKERS))
     controller = controllers(kube)
     for _ in range(WORKERS):
-        assert kube.begun.acquire(timeout=10)
-    eventually(lambda: not controller.keeper.leads, 3 * LEASE_S, "it leads though it looks at no job")
-    eventually(lambda: controller.lease_age() > LEASE_S, 3 * LEASE_S, "it renews though it looks at no job")
+        assert kube.begun.acquire(timeout=LIMIT_S)
+    until(lambda: not controller.keeper.leads, "it leads no more, because it looks at no job")
+    until(lambda: controller.lease_age() > LEASE_S, "it renews no more, because it looks at no job")
     kube.answer.set()
-    eventually(lambda: controller.keeper.leads, 10, "it is served again, and does not lead")
+    until(lambda: controller.keeper.leads, "it is served again, and leads")
     served(controller, "other")
 
 
@@ -342,12 +343,12 @@ def test_a_long_plan_ends_no_hold(controllers: Callable[..., Controller], monkey
 
     def plan(again: Callable[[float], None]) -> None:
         begun.set()
-        assert ends.wait(60)
+        assert ends.wait(120)
 
     kube = _kube(*waiting("first"))
     monkeypatch.setattr(Rounds, "plan", lambda self, again: plan(again))
     controller = controllers(kube)
-    assert begun.wait(10)
+    assert begun.wait(LIMIT_S)
     end = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < end:
         assert controller.lease_age() < LEASE_S and controller.keeper.leads

@@ -8,13 +8,13 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates, keys
@@ -91,7 +91,7 @@ def handshake(trusted: str, context: ssl.SSLContext, name: str = NAMES[0]) -> st
         return str(error)
     finally:
         ours.close()
-        thread.join(timeout=10)
+        thread.join(timeout=120)
 
 
 # --- a new installation -----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_the_server_accepts_strict_verification(kube: FakeKube) -> None:
     thread.start()
     with client.wrap_socket(ours, server_hostname=NAMES[0]) as connection:
         assert connection.getpeercert()
-    thread.join(timeout=10)
+    thread.join(timeout=120)
 
 
 # --- a release before, somebody else ----------------------------------------------------------------------------------
@@ -408,18 +408,9 @@ def test_a_keeper_that_runs_looks_again_at_once_when_it_takes_over(kube: FakeKub
     replica = Replica(kube, leads=False)
     replica.keeper.start()
     try:
-        assert replica.keeper.known.wait(10)
+        assert replica.keeper.known.wait(120)
         rotate(kube, "1")
         replica.leads = True
         until(lambda: replica.keeper.look_again() or len(replica.told[-1].authorities) == 2)
     finally:
         replica.keeper.stop()
-
-
-def until(holds: Callable[[], object]) -> None:
-    done = threading.Event()
-    for _ in range(400):
-        if holds():
-            return
-        done.wait(0.02)
-    raise AssertionError("not within 8 s")

@@ -31,7 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(2, marks=[pytest.mark.long, pytest.mark.timeout(300)]),
+        pytest.param(2, marks=pytest.mark.long),
         pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(3000)]),
     ],
 )

@@ -139,7 +139,7 @@ def test_only_one_of_many_compare_and_sets_wins(kube: Kube, ns: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert sorted(results) == ["lost"] * 4 + ["won"]
 
 

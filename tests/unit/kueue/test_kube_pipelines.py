@@ -6,7 +6,6 @@ import contextlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -142,10 +141,8 @@ def test_a_server_that_says_nothing_is_given_up_once() -> None:
         return sized(body)
 
     with serving(answer, silent_s=0.3) as (server, lines):
-        began = time.monotonic()
         found = lines.exchange(requests([b"a"] * 8))
         assert all(isinstance(each, TimeoutError) for each in found)
-        assert time.monotonic() - began < 5
         assert len(server.heard) <= pipelines.CONNECTIONS
         stop.set()
 

@@ -13,7 +13,7 @@ from typing import cast
 import aiohttp
 import pytest
 from aiohttp import web
-from sidecar_scene import eventually
+from waits import LIMIT_S, eventually
 
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api.probes import health_app, marked
@@ -59,8 +59,8 @@ async def ask(streams: Streams, path: str = "/") -> bytes:
     reader, writer = streams
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-        await asyncio.wait_for(reader.readexactly(3), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)
+        await asyncio.wait_for(reader.readexactly(3), 120)
     except (asyncio.IncompleteReadError, ConnectionError):
         return b""
     return head.partition(b"\r\n")[0]
@@ -69,7 +69,7 @@ async def ask(streams: Streams, path: str = "/") -> bytes:
 async def ended(streams: Streams) -> None:
     """Returns when the server has ended the connection."""
     with suppress(ConnectionError):
-        assert await asyncio.wait_for(streams[0].read(), 10) == b""
+        assert await asyncio.wait_for(streams[0].read(), 120) == b""
 
 
 async def test_one_address_gets_its_share_and_others_theirs() -> None:
@@ -250,6 +250,6 @@ async def test_who_scrapes_often_gets_one_text_a_second_made_in_one_thread() -> 
 
 
 async def _until(look: Callable[[], Awaitable[bool]]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + LIMIT_S
     while not await look():
         assert time.monotonic() < end, "the text is never made again"

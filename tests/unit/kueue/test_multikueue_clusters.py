@@ -19,7 +19,7 @@ from kueue_integration.kube.resources import CLUSTER_PROFILE, MULTIKUEUE_CLUSTER
 from kueue_integration.multikueue import access
 from localcluster.api_server import started_again
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 AT_ONCE_S = 4.0
 """Well below the 10 s for which a silent API server is waited for. A loaded machine needs some of it."""
 WAITERS = 12

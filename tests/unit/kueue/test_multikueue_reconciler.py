@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS, pod
 from test_multikueue_plan import NAME, copy, local, ran, there
+from waits import until
 
 from kueue_integration.contract import attempt_records, job_names, progress_objects
 from kueue_integration.controller.cache import World
@@ -42,7 +43,6 @@ from singularity_proxy.protocol import names
 from singularity_proxy.protocol.messages import Needs, to_json
 
 CLUSTERS = ("a", "b")
-TIMEOUT_S = 60.0
 
 
 def declared(name: str) -> Object:
@@ -55,13 +55,6 @@ def secret(name: str) -> Object:
     text = base64.b64encode(json.dumps({"server": name}).encode()).decode()
     meta = {"name": name, "namespace": "kueue-system"}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": {"kubeconfig": text}}
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 class Land:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
-from test_planner_rounds import Stage, until
+from test_planner_rounds import Stage
+from waits import until
 
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.machines import nodes as machines
@@ -73,12 +73,10 @@ def test_a_change_of_a_node_hurries_the_planner_that_acts_on_it(mode: Any, monke
         while reconciler.plans.get(0.5) is not None:
             pass
         nodes.all()
-        began = time.monotonic()
         kube.patch(NODE, None, "n1", {"spec": {"taints": [SPOT]}})
         until(lambda: any(n["spec"].get("taints") for n in nodes.all()))
         if mode == "act":
             until(lambda: reconciler._rounds._hurried and reconciler.plans.due() == 1)
-            assert time.monotonic() - began < 5
         else:
             assert not reconciler._rounds._hurried
     finally:

@@ -9,8 +9,9 @@ from typing import Any
 import controller_scene as scene
 import pytest
 from controller_scene import NS
-from test_planner_rounds import KEY, Stage, until
+from test_planner_rounds import KEY, Stage
 from test_verbs_ask import node, queue
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.planning.look import read_queue, read_workload

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import NS, T0
 from test_verbs_ask import flavor, node, queue
+from waits import until
 
 from kueue_integration.contract import attempt_records, job_names, priority, saveable
 from kueue_integration.contract.record_types import JobRequest, Placement, RequestStatus
@@ -119,13 +119,6 @@ class Stage:
 
     def count(self, label: str) -> float:
         return self.metrics.value("singularity_planner_actions_total", label)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "the informer did not catch up"
-        time.sleep(0.005)
 
 
 @pytest.fixture

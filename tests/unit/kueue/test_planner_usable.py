@@ -14,10 +14,11 @@ from controller_scene import T0
 from planner_scene import GPU
 from test_planner_introspection import PRICES, ran
 from test_planner_introspection import job as priced
-from test_planner_rounds import Stage, until
+from test_planner_rounds import Stage
 from test_planner_sharing import measured
 from test_verbs_ask import node as bare
 from test_verbs_ask import queue
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.planning.usable import held_by

@@ -75,7 +75,7 @@ class Controller:
         self._do(self._runner.cleanup())
 
     def _do(self, wish: Any) -> None:
-        asyncio.run_coroutine_threadsafe(wish, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(wish, self._loop).result(120)
 
     async def _start(self) -> None:
         app = web.Application(middlewares=[_errors])

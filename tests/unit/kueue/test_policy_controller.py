@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from api_server import CONTROLLER, KUEUE, ApiServer
 from rendered import HELM, NO_HELM, render
 from two_controllers import install
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
@@ -61,22 +60,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
             if made["metadata"]["name"] == names.CONTROLLER:
                 install(admin, made)
         for served in (JOBSET, TRAINJOB, WORKLOAD):
-            eventually(lambda served=served: admin.list(served) == [])
+            until(may(lambda served=served: admin.list(served) == []), f"{served.name} are served")
         probe = job("until-it-holds", {})
-        eventually(lambda: made_of(started, probe) and refused(started, probe, {"spec": {"suspend": False}}))
+        holds = lambda: made_of(started, probe) and refused(started, probe, {"spec": {"suspend": False}})  # noqa: E731
+        until(may(holds), "the policies are in force")
         yield started
 
 
-def eventually(holds: Any, timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while True:
+def may(holds: Callable[[], object]) -> Callable[[], object]:
+    """The same; what the API server refuses is not true yet."""
+
+    def asked() -> object:
         try:
-            if holds():
-                return
+            return holds()
         except KubeError:
-            pass
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.1)
+            return False
+
+    return asked
 
 
 def made_of(server: ApiServer, obj: Object) -> Object:

@@ -2,13 +2,13 @@
 
 import itertools
 import json
-import time
 
 import controller_scene as scene
 import pytest
 from controller_scene import NS
 from hypothesis import given
 from hypothesis import strategies as st
+from waits import until
 
 from kueue_integration.contract import attempt_records, job_names, progress_objects
 from kueue_integration.controller import notes as notes_module
@@ -95,10 +95,7 @@ def test_an_api_server_that_refuses_for_a_while_loses_nothing(monkeypatch):
     monkeypatch.setattr(kube, "patch", refuse)
     running.start()
     running.take(held, text_of(5))
-    end = time.monotonic() + 10
-    while not kube.list(PROGRESS, NS):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: kube.list(PROGRESS, NS), "the note is written")
     running.take(held, text_of(6))
     running.stop()
     (found,) = kube.list(PROGRESS, NS)

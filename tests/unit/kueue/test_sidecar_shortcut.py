@@ -91,7 +91,7 @@ async def connection(served, path):
 async def said(lines, data):
     reader, writer = lines
     writer.write(data)
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)).decode()
     length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))
     return int(head.split()[1]), (await reader.readexactly(length)).decode()
 

@@ -169,7 +169,7 @@ def test_follow_is_woken_by_a_change() -> None:
     timer = threading.Timer(0.2, kube.set_status, (JOB, "default", "digits", done))
     timer.start()
     found = next(statuses)
-    timer.join(timeout=10)
+    timer.join(timeout=120)
     assert (found.phase, found.reason, found.message) == ("Failed", "PodFailurePolicy", "exit 1")
 
 

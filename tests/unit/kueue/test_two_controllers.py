@@ -18,7 +18,6 @@ from kueue_integration.errors import KubeError
 from kueue_integration.kube.credentials import connect
 from kueue_integration.kube.resources import MUTATING_WEBHOOK, SECRET
 
-pytestmark = pytest.mark.timeout(600)
 NAME = job_names.KEYS_SECRET
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from rendered import HELM, NO_HELM
 from typed_cluster import Cluster, cluster_in
+from waits import until
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import certificates
@@ -44,13 +45,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         filled = {"data": {"platform.json": json.dumps(told)}}  # as a controller does
         cluster.kube.patch(CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP, filled)
         yield cluster
-
-
-def until(holds: Callable[[], object], what: str, tick_s: float = 0.5) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
-        time.sleep(tick_s)
 
 
 def findings(cluster: Cluster) -> dict[str, dict[str, str]]:
@@ -92,9 +86,9 @@ def test_what_is_deleted_by_hand_is_named_and_comes_back(installed: Cluster) -> 
 def test_an_upgrade_that_is_killed_in_the_middle_is_named_and_done_again(installed: Cluster) -> None:
     process = installed.start("bash", "-c", f"exec {UPGRADE} --set regrow.minRunSeconds=77")
     pending = lambda: installed.kube.list(SECRET, SYSTEM, PENDING)  # noqa: E731
-    until(lambda: pending() or process.poll() is not None, "Helm has begun", tick_s=0.01)
+    until(lambda: pending() or process.poll() is not None, "Helm has begun", pace_s=0.01)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL and pending(), "the fault did not fire"
+    assert process.wait(120) == -signal.SIGKILL and pending(), "the fault did not fire"
     assert "another operation" in installed.type(f"{UPGRADE} 2>&1", codes=(1,))
     told = findings(installed)["release"]
     assert "pending-upgrade" in told["message"]

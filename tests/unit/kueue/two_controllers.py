@@ -21,13 +21,13 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from api_server import CONTROLLER, ApiServer, any_of, api_server, plural
 from rendered import HELM, NO_HELM, controller_env, render, rendered
+from waits import until
 
 from kueue_integration.adoption.review import PATH
 from kueue_integration.contract import job_names
@@ -47,7 +47,6 @@ from kueue_integration.spec import platform_config
 
 SYSTEM = job_names.SYSTEM_NAMESPACE
 ROOT = Path(__file__).parents[3]
-WAIT_S = 120.0
 INSTALLED = (
     "CustomResourceDefinition", "Secret", "ConfigMap", "Lease", "ClusterRole", "ClusterRoleBinding", "Role",
     "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingWebhookConfiguration",
@@ -90,7 +89,7 @@ class Cluster:
         self.ports = {known: port for known, port in self.ports.items() if known in self.running}
         process = self.running.pop(name)
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(120)
 
     def until_led(self) -> None:
         """Every controller that runs answers pods, and one of them leads."""
@@ -131,11 +130,8 @@ class Cluster:
         return answer
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + WAIT_S
-        while not holds():
-            logs = {path.name: path.read_text()[-2000:] for path in self.folder.glob("*.log")}
-            assert time.monotonic() < end, f"not within {WAIT_S} s: {what}\n{logs}"
-            time.sleep(0.1)
+        logs = lambda: str({path.name: path.read_text()[-2000:] for path in self.folder.glob("*.log")})  # noqa: E731
+        until(holds, what, pace_s=0.1, detail=logs)
 
 
 @contextlib.contextmanager
@@ -177,7 +173,7 @@ def two_controllers(folder: Path, *sets: str, namespaces: Sequence[str] = ()) ->
                 process.terminate()
             for process in found.running.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
+                    process.wait(120)
                 process.kill()
 
 

@@ -49,10 +49,10 @@ def test_the_holder_removes_the_folder_with_its_last_lock(tmp_path: Path) -> Non
     second = threading.Thread(target=wait_for_it)
     with locked(path, timeout=30):
         second.start()
-        assert waits.wait(30)
+        assert waits.wait(120)
         path.unlink()  # as at the end of the block, but the second one may not come in between
         path.parent.rmdir()
-    second.join(30)
+    second.join(120)
     assert got == [True] and not path.exists()
 
 

@@ -52,6 +52,6 @@ def test_only_a_demo_does_without_the_server_that_tests_need(
 @pytest.mark.parametrize(("goals", "wanted"), [("demo", "--demo"), ("test", ""), ("demo test", ""), ("bench", "")])
 def test_make_says_which_command_it_prepares_for(goals: str, wanted: str) -> None:
     asked = ["make", "--no-print-directory", "-n", *goals.split()]
-    said = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=120).stdout
     line = next(line for line in said.splitlines() if "PARTS_OF=" in line)
     assert f'PARTS_OF="{wanted}"' in line

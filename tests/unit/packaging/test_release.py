@@ -90,7 +90,7 @@ def test_all_parts_are_there_with_their_digests(made: Path) -> None:
         f"airflow_provider_singularity-{version}-py3-none-any.whl", f"airflow_provider_singularity-{version}.tar.gz",
         f"singularity-{version}.tgz", "agent.spdx.json", "controller.spdx.json", "NOTES.md", "publish", "SHA256SUMS",
     }  # fmt: skip
-    subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=60)
+    subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=120)
     with tarfile.open(made / f"singularity-{version}.tgz") as chart:
         assert "singularity/templates/rbac.yaml" in chart.getnames()
     assert json.loads((made / "agent.spdx.json").read_text())["packages"]
@@ -98,7 +98,7 @@ def test_all_parts_are_there_with_their_digests(made: Path) -> None:
 
 def test_what_would_be_published_is_built_on_the_base_by_digest_and_signed_by_digest(made: Path) -> None:
     script = (made / "publish").read_text()
-    subprocess.run(["sh", "-n", made / "publish"], check=True, timeout=60)
+    subprocess.run(["sh", "-n", made / "publish"], check=True, timeout=120)
     assert f"BASE={BASE}" in script and "never been run" in script
     assert 'cosign sign --yes "$registry/singularity-$image@$digest"' in script
     for name in re.findall(r"images/\$image\.Dockerfile|singularity-[0-9.]+\.tgz", script):

@@ -190,7 +190,7 @@ def test_krew_takes_the_manifest_and_its_archive_runs(wheel: Path, tmp_path: Pat
     link.symlink_to(tmp_path / "store" / platform["bin"])
     said = run(link, "version", "--client", cwd=tmp_path, PATH=f"{UV.parent}:/usr/bin:/bin")
     assert said.split() == ["Client:", airflow_provider.VERSION]
-    without = subprocess.run([link], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+    without = subprocess.run([link], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120)
     assert without.returncode == 3 and "needs uv: https://" in without.stderr
     bad = subprocess.run(
         [sys.executable, program, wheel, "http://x", tmp_path], capture_output=True, text=True, timeout=60

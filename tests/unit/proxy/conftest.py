@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ from pod_harness import Pod, install_agent
 from program_runs import PROGRAMS
 from rank_world import Ranks
 from streamed_pod import Holders
+from waits import until
 
 from gpukit.build import collect_agent
 
@@ -28,6 +29,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for line in device_figures.lines:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> None:
+    """A freeze collects garbage: what earlier tests have left in this process is none of its business.
+
+    Nothing is taken back at the end: `gc.unfreeze` would give each later collection all of Airflow and all tests, half
+    a minute on a slow machine, in which no other thread runs.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -105,10 +117,7 @@ def memory_256m(tmp_path: Path) -> Iterator[Path]:
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(256 << 20))
     yield group
-    deadline = time.monotonic() + 30
-    while (group / "cgroup.procs").read_text():
-        assert time.monotonic() < deadline, "its processes do not end"
-        time.sleep(0.05)
+    until(lambda: not (group / "cgroup.procs").read_text(), "its processes have ended", pace_s=0.05)
     group.rmdir()
 
 

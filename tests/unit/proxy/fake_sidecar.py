@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from waits import LIMIT_S, Limit, until
+
 from gpukit.conductor import Endpoint
 from singularity_proxy.protocol import exit_codes, messages, page, ratchet
 
@@ -57,14 +59,23 @@ class FakeSidecar(Endpoint):
         return super().answer_plan()
 
     def wait_event(
-        self, *kinds: str, timeout: float = 120, alive: Callable[[], bool] = lambda: True, skip: int = 0
+        self,
+        *kinds: str,
+        timeout: float = LIMIT_S,
+        alive: Callable[[], bool] = lambda: True,
+        skip: int = 0,
+        progress: Callable[[], object] | None = None,
     ) -> messages.LauncherEvent:
-        """The first event of one of `kinds` after the first `skip` events."""
-        deadline = time.monotonic() + timeout
+        """The first event of one of `kinds` after the first `skip` events.
+
+        :param progress: as of `waits.until`
+        """
+        limit = Limit(f"an event {' or '.join(kinds)}", timeout, lambda: f"events: {self.events}", progress)
 
         def patience() -> None:
             assert alive(), f"the launcher ended while {kinds} was awaited; events: {self.events}"
-            assert time.monotonic() < deadline, f"no {kinds} within {timeout} s; events: {self.events}"
+            if limit.over():
+                limit.go_on()
 
         return self.first(kinds, skip, patience)
 
@@ -78,18 +89,21 @@ class Coordinator:
     def views(self) -> list[ratchet.RankView]:
         return [sidecar.page.rank(rank) for rank, sidecar in sorted(self.sidecars.items())]
 
-    def wait_count(self, count: int, timeout: float = 120, alive: Callable[[], bool] = lambda: True) -> None:
-        """Until every rank has passed `count` boundaries."""
-        deadline = time.monotonic() + timeout
-        while min(view.count for view in self.views()) < count:
-            assert alive(), "a launcher ended"
-            assert time.monotonic() < deadline, f"no rank set at step {count} within {timeout} s: {self.views()}"
-            time.sleep(0.005)
+    def wait_count(self, count: int, timeout: float = LIMIT_S, alive: Callable[[], bool] = lambda: True) -> None:
+        """Until every rank has passed `count` boundaries.
 
-    def acquire(self, generation: int, timeout: float = 60) -> int:
+        :param timeout: seconds in which no rank passes one: then they hang, and are not only slow
+        """
+        counts = lambda: [view.count for view in self.views()]  # noqa: E731
+        until(
+            lambda: min(counts()) >= count, f"every rank is at step {count}", limit_s=timeout, alive=alive,
+            progress=counts, detail=lambda: str(self.views()),
+        )  # fmt: skip
+
+    def acquire(self, generation: int, timeout: float = LIMIT_S) -> int:
         """Stop all ranks at the same step, which is returned."""
-        deadline = time.monotonic() + timeout
-        stop_at = 0
+        counts = lambda: [view.count for view in self.views()]  # noqa: E731
+        limit, stop_at = Limit("the barrier", timeout, lambda: str(self.views()), counts), 0
         while True:
             decision = ratchet.decide(self.views(), generation, stop_at)
             assert not decision.finished, "a rank has finished"
@@ -99,5 +113,6 @@ class Coordinator:
                 sidecar.page.publish(generation, stop_at, generation if decision.acquired else 0)
             if decision.acquired:
                 return stop_at
-            assert time.monotonic() < deadline, f"no barrier within {timeout} s: {self.views()}"
+            if limit.over():
+                limit.go_on()
             time.sleep(0.002)

@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from mesh_world import TOKEN, FakeController, eventually, free_port
+from mesh_world import TOKEN, FakeController, free_port
 from pod_failure_policy import action
 from pod_harness import Pod, stand_in
+from waits import LIMIT_S, eventually
 
 from kueue_integration.contract import job_names
 from kueue_integration.manifests.job_manifests import failure_rules
@@ -28,7 +29,6 @@ from singularity_proxy.protocol import exit_codes, names
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
-WAIT_S = 90.0
 GRACE = "30"
 """Seconds. A pod that cannot be saved waits for all of it: twice the time after which a lost leader is given up."""
 LAUNCHER = Path(job_names.LAUNCHER).parent
@@ -201,11 +201,9 @@ class Attempt:
         """A volume of both pods."""
         self.workers = [Worker(self, i, p, holding.get(i, "")) for i, p in enumerate((port, wire.port))]
 
-    async def until(self, what: str, condition: Callable[[], object], limit_s: float = WAIT_S) -> None:
-        try:
-            await eventually(what, condition, limit_s)
-        except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *(worker.log() for worker in self.workers)])) from None
+    async def until(self, what: str, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        logs = lambda: "\n".join(worker.log() for worker in self.workers)  # noqa: E731
+        await eventually(condition, what, limit_s=limit_s, detail=logs)
 
     async def stepped(self, more: int) -> None:
         """Until every rank has made `more` steps more."""

@@ -83,7 +83,7 @@ class _Actor(threading.Thread):
     def step(self) -> None:
         """Up to its next request."""
         self.granted.release()
-        assert self.stopped.acquire(timeout=60), f"{self.name} does not come to its next request"
+        assert self.stopped.acquire(timeout=120), f"{self.name} does not come to its next request"
         if self.error is not None:
             raise self.error
 

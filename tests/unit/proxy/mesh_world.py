@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import waits
 from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -62,15 +63,11 @@ from singularity_proxy.sidecar.config import Config
 from singularity_proxy.sidecar.sidecar import run
 
 TOKEN = "token-of-the-pod"
-WAIT_S = 20.0
 
 
-async def eventually(what: str, condition: Callable[[], Any], limit_s: float = WAIT_S) -> None:
+async def eventually(what: str, condition: Callable[[], Any], limit_s: float = waits.LIMIT_S) -> None:
     """Poll until `condition()` is true; AssertionError that says what was awaited after `limit_s`."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {limit_s} s: {what}"
-        await asyncio.sleep(0.005)
+    await waits.eventually(condition, what, limit_s=limit_s)
 
 
 def free_port() -> int:
@@ -220,7 +217,7 @@ class FakeController:
     async def heard(self, seq: int) -> None:
         """Wait until the leader has taken in command `seq`: it asks for later ones."""
         async with self._more:
-            await asyncio.wait_for(self._more.wait_for(lambda: self._polled >= seq), 30)
+            await asyncio.wait_for(self._more.wait_for(lambda: self._polled >= seq), 120)
 
     async def _commands(self, request: web.Request) -> web.Response:
         after = int(request.query["after"])
@@ -667,8 +664,8 @@ class World:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for stop in self.stops:
             stop.set()
-        results = await asyncio.wait_for(asyncio.gather(*self.sidecars, return_exceptions=True), 15)
+        results = await asyncio.wait_for(asyncio.gather(*self.sidecars, return_exceptions=True), 120)
         for rank in self.ranks:
-            rank.join(5)
+            rank.join(120)
         unexpected = [r for r in results if isinstance(r, Exception)]
         assert not unexpected, unexpected

@@ -15,12 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import user_namespace
 from fake_sidecar import FakeSidecar
+from waits import LIMIT_S, cpu_s, until
 
 from singularity_proxy.launcher import tools
 from singularity_proxy.protocol import messages, names
@@ -213,11 +213,7 @@ class Pod:
         """PID of the launcher as this process sees it."""
         assert self.process is not None
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        deadline = time.monotonic() + 10
-        while not (children := path.read_text().split()):
-            assert time.monotonic() < deadline, "the container has no process"
-            time.sleep(0.01)
-        return int(children[0])
+        return int(until(lambda: path.read_text().split(), "the container has a process")[0])
 
     def processes(self) -> list[Path]:
         """`/proc/PID`, as this process sees them, of all processes of the pod."""
@@ -244,9 +240,22 @@ class Pod:
         """What the kubelet does first when the pod is deleted."""
         os.kill(self.launcher_pid(), signal.SIGTERM)
 
-    def wait(self, timeout: float = 60) -> int:
+    def cpu_s(self) -> int:
+        """CPU time of all its processes, as a sign that it does not hang."""
+        try:
+            return cpu_s(self.processes()) if self.alive() else 0
+        except OSError:  # it ends just now
+            return 0
+
+    def wait(self, timeout: float = LIMIT_S) -> int:
+        """Exit code of the launcher, after all that is left to do.
+
+        :param timeout: seconds in which it uses no processor
+        """
+        ended = lambda: not self.alive()  # noqa: E731
+        until(ended, f"{self.name} has ended", limit_s=timeout, progress=self.cpu_s, detail=self.log)
         assert self.process is not None
-        return self.process.wait(timeout)
+        return self.process.wait(LIMIT_S)
 
     def delete(self) -> None:
         """Kill what is left and remove the container's own files; volumes stay for the test to look at."""
@@ -255,13 +264,13 @@ class Pod:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.launcher_pid(), signal.SIGKILL)
             self.process.kill()
-            self.process.wait(30)
+            self.process.wait(120)
         if self._fake is not None:
             self._fake.close()
 
-    def wait_event(self, *kinds: str, timeout: float = 120, skip: int = 0) -> messages.LauncherEvent:
+    def wait_event(self, *kinds: str, timeout: float = LIMIT_S, skip: int = 0) -> messages.LauncherEvent:
         try:
-            return self.sidecar.wait_event(*kinds, timeout=timeout, alive=self.alive, skip=skip)
+            return self.sidecar.wait_event(*kinds, timeout=timeout, alive=self.alive, skip=skip, progress=self.cpu_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- {self.name} ---\n{self.log()}") from None
 

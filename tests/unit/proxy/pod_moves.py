@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping
 
 import pytest
+import waits
 from fake_sidecar import Coordinator
 from pod_harness import Pod
 
@@ -39,13 +39,9 @@ def spread(
     return found
 
 
-def until(condition: Callable[[], object], what: str, pod: Pod, limit_s: float = 60) -> None:
+def until(condition: Callable[[], object], what: str, pod: Pod, limit_s: float = waits.LIMIT_S) -> None:
     """Wait for something that a pod does: it must not end before."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert pod.alive(), f"the launcher ended before: {what}\n{pod.log()}"
-        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
-        time.sleep(0.01)
+    waits.until(condition, what, limit_s=limit_s, alive=pod.alive, progress=pod.cpu_s, detail=pod.log)
 
 
 def dump_anywhere(pod: Pod, generation: int, **more: object) -> messages.LauncherEvent:
@@ -62,7 +58,12 @@ def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:
 
 
 def stop_and_dump(
-    pods: Mapping[int, Pod], generation: int, checkpoint: str, step: int, timeout: float = 120, trial: bool = False
+    pods: Mapping[int, Pod],
+    generation: int,
+    checkpoint: str,
+    step: int,
+    timeout: float = waits.LIMIT_S,
+    trial: bool = False,
 ) -> int:
     """Barrier after at least `step` steps, dump everywhere; the step is returned. `pods`: rank -> its pod."""
     coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})

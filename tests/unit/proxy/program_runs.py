@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fake_sidecar import Coordinator
 from pod_harness import Pod
-from pod_moves import free_port
+from pod_moves import free_port, until
 
 from singularity_proxy.protocol import messages, page
 
@@ -57,12 +56,8 @@ class Runner:
         paths = [pod.work(rank) / "cwd" / LOSSES for rank in self.ranks]
         return [path.read_text().splitlines() if path.exists() else [] for path in paths]
 
-    def wait_lines(self, pod: Pod, lines: int, timeout: float = 120) -> None:
-        deadline = time.monotonic() + timeout
-        while len(self.losses(pod)[0]) < lines:
-            assert pod.alive(), f"the launcher ended\n{pod.log()}"
-            assert time.monotonic() < deadline, f"no {lines} lines within {timeout} s\n{pod.log()}"
-            time.sleep(0.005)
+    def wait_lines(self, pod: Pod, lines: int) -> None:
+        until(lambda: len(self.losses(pod)[0]) >= lines, f"{lines} lines", pod)
 
     def stop(self, pod: Pod, generation: int) -> None:
         """Barrier and dump; afterwards the pod is gone, its images are there."""
@@ -90,7 +85,7 @@ class Runner:
     def compare(self) -> None:
         """The whole test."""
         reference = self.start("reference")
-        assert reference.wait(200) == 0, reference.log()
+        assert reference.wait() == 0, reference.log()
         whole = self.losses(reference)
         pod = self.start("old")
         self.wait_lines(pod, self.program.stop_at)
@@ -98,5 +93,5 @@ class Runner:
         self.stop(pod, generation)
         assert len(self.losses(pod)[0]) < len(whole[0]), "stopped after its end: nothing was tested"
         new = self.restore("new", pod, generation)
-        assert new.wait(200) == 0, new.log()
+        assert new.wait() == 0, new.log()
         assert self.losses(new) == whole

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from typing import Any
 from fake_sidecar import Coordinator, Page
 from pod_harness import install_agent
 from pod_moves import free_port
+from waits import LIMIT_S, cpu_s, until
 
 from singularity_proxy.launcher.paths import Paths
 from singularity_proxy.launcher.snapshot import rank_dump
@@ -98,14 +98,15 @@ class Ranks:
     def alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)
 
-    def wait(self, timeout: float = 120) -> None:
+    def cpu_s(self) -> int:
+        return cpu_s(Path(f"/proc/{process.pid}") for process in self._processes)
+
+    def wait(self, timeout: float = LIMIT_S) -> None:
         """Until all have ended well; one that did not ends the wait."""
-        deadline = time.monotonic() + timeout
-        while any(process.poll() is None for process in self._processes):
-            failed = any(process.poll() for process in self._processes)
-            assert not failed and time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
-        assert not any(process.returncode for process in self._processes), self.log()
+        codes = lambda: [process.poll() for process in self._processes]  # noqa: E731
+        over = lambda: any(codes()) or None not in codes()  # noqa: E731
+        until(over, "all have ended", limit_s=timeout, progress=self.cpu_s, detail=self.log)
+        assert not any(codes()), f"exit codes {codes()}\n{self.log()}"
 
     def control(self, rank: int) -> Path:
         return self._paths.control(rank)
@@ -113,7 +114,7 @@ class Ranks:
     def kill(self, rank: int) -> None:
         self._processes[rank].kill()
 
-    def end(self, rank: int, timeout: float = 120) -> int:
+    def end(self, rank: int, timeout: float = LIMIT_S) -> int:
         """Exit code."""
         return self._processes[rank].wait(timeout)
 
@@ -136,19 +137,21 @@ class Ranks:
         for rank in range(self.world):
             self._answer(rank, names.RESUMED_FILE, generation)
 
-    def _answer(self, rank: int, name: str, generation: int, timeout: float = 60) -> dict[str, Any]:
+    def _answer(self, rank: int, name: str, generation: int) -> dict[str, Any]:
         path = self._paths.control(rank) / name
-        deadline = time.monotonic() + timeout
-        while True:
+
+        def answer() -> dict[str, Any] | None:
             with contextlib.suppress(FileNotFoundError):
-                answer = dict(json.loads(path.read_text()))
-                if answer["generation"] == generation:
-                    return answer
-            assert self.alive() and time.monotonic() < deadline, f"no {name} for {generation}\n{self.log()}"
-            time.sleep(0.005)
+                found = dict(json.loads(path.read_text()))
+                return found if found["generation"] == generation else None
+            return None
+
+        found = until(answer, f"{name} for {generation}", alive=self.alive, progress=self.cpu_s, detail=self.log)
+        assert found is not None
+        return found
 
     def close(self) -> None:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
-            process.wait(30)
+            process.wait(120)

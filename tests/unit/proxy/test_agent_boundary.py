@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from fake_sidecar import Page
+from waits import LIMIT_S, until
 
 from singularity_proxy.agent import comm, gate, membership
 from singularity_proxy.agent.boundary import Boundary
@@ -41,7 +41,7 @@ class Rank(threading.Thread):
 
     def _freeze(self, boundary: Boundary, generation: int) -> None:
         self.frozen.append((generation, boundary.count))
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(120)
 
     def run(self) -> None:
         while not self.end.wait(self._pause):
@@ -49,16 +49,9 @@ class Rank(threading.Thread):
                 self.boundary.step()
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.002)
-
-
 def drive(shared: Page, world: int, generation: int) -> int:
     stop_at = 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         decision = ratchet.decide([shared.rank(r) for r in range(world)], generation, stop_at)
         stop_at = decision.stop_at
@@ -94,7 +87,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path, shared: Page) -> None:
             rank.go_on.clear()
     for rank in ranks:
         rank.end.set()
-        rank.join(20)
+        rank.join(120)
         assert not rank.is_alive()
 
 
@@ -106,7 +99,7 @@ def test_a_cancelled_barrier_lets_go(tmp_path: Path, shared: Page) -> None:
     shared.publish(0, 5, 0)
     until(lambda: shared.rank(0).count > 5 and shared.rank(0).blocked == 0, "it goes on")
     rank.end.set()
-    rank.join(20)
+    rank.join(120)
     assert rank.frozen == []
 
 
@@ -119,7 +112,7 @@ def test_a_bound_that_grows_lets_go_up_to_it(tmp_path: Path, shared: Page) -> No
     until(lambda: shared.rank(0) == ratchet.RankView(9, 7, page.STATE_RUNNING), "blocked at 9")
     rank.end.set()
     shared.publish(0, 0, 0)
-    rank.join(20)
+    rank.join(120)
 
 
 def test_whoever_waited_when_it_was_acquired_freezes_even_if_cancelled_at_once(tmp_path: Path, shared: Page) -> None:
@@ -131,7 +124,7 @@ def test_whoever_waited_when_it_was_acquired_freezes_even_if_cancelled_at_once(t
     until(lambda: rank.frozen == [(7, 5)], "frozen")
     rank.end.set()
     rank.go_on.set()
-    rank.join(20)
+    rank.join(120)
 
 
 def test_a_generation_it_came_back_from_is_ignored(tmp_path: Path, shared: Page) -> None:
@@ -254,7 +247,7 @@ def test_a_rank_without_steps_stops_where_it_is_after_some_patience(tmp_path: Pa
         return bool(alone.frozen)
 
     until(meets, "frozen")
-    leader.join(20)
+    leader.join(120)
     assert alone.frozen == [(7, 1)] and not alone.boundary.asked()
 
 
@@ -266,7 +259,7 @@ def test_a_stop_that_is_withdrawn_lets_it_go_on(tmp_path: Path, monkeypatch: pyt
     rank.start()
     until(lambda: alone.page.rank(0).blocked == 7, "blocked")
     alone.page.publish(0, 1, 0)
-    rank.join(20)
+    rank.join(120)
     assert not rank.is_alive() and alone.frozen == [] and alone.page.rank(0).blocked == 0
 
 
@@ -299,5 +292,5 @@ def test_at_a_step_boundary_that_the_others_do_not_come_to_it_looks_for_another_
     leader = alone.leader(7)
     until(alone.boundary.asked, "asked")
     alone.boundary.step()
-    leader.join(20)
+    leader.join(120)
     assert [generation for generation, _ in alone.frozen] == [7]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from fake_sidecar import Page
+from waits import LIMIT_S, until
 
 from singularity_proxy.agent import boundary, freeze, gate, guard
 from singularity_proxy.agent.boundary import Boundary
@@ -24,6 +25,7 @@ from singularity_proxy.launcher.snapshot import rank_dump
 from singularity_proxy.protocol import page
 from singularity_proxy.protocol.messages import LauncherEvent
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -65,13 +67,6 @@ def in_thread(step: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def failing(error: BaseException) -> Callable[..., None]:
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -94,7 +89,7 @@ def test_an_error_at_a_boundary_refuses_the_stop_and_the_script_goes_on(
     thread = in_thread(rank.step)
     until(lambda: shared.rank(0).blocked == 8)
     shared.publish(0, 0, 0)
-    thread.join(20)
+    thread.join(LIMIT_S)
     assert refused(shared) == 7, "the next one is answered"
 
 
@@ -124,7 +119,7 @@ def test_who_has_said_that_it_waits_freezes_with_the_others_whatever_goes_wrong(
     shared.publish(7, 1, 7)  # the leader had not heard of it
     until(lambda: shared.rank(0).state == page.STATE_FROZEN)
     rank_dump.write_resume(Paths(tmp_path), 0, 7, "10.0.0.9", 29601, {})
-    thread.join(20)
+    thread.join(LIMIT_S)
     assert not thread.is_alive() and shared.rank(0).state == page.STATE_RUNNING
     assert not (rank.rank_dir / "frozen.json").exists(), "it must not be dumped"
 
@@ -139,7 +134,7 @@ def test_a_full_volume_refuses_the_stop_and_the_script_goes_on(
     why = refusal.read(Paths(tmp_path), 0, 7)
     assert why == "rank 0 cannot be saved: the checkpoint agent in it has failed; see its log"
     rank_dump.write_resume(Paths(tmp_path), 0, 7, "10.0.0.9", 29601, {})
-    thread.join(20)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     rank.step()
     assert shared.rank(0).count == rank.count
@@ -154,7 +149,7 @@ def test_each_step_down_may_fail(
     until(lambda: refused(shared) == 7)
     assert f"{step}: ValueError: broken" in refusal.read(Paths(tmp_path), 0, 7)
     rank_dump.write_resume(Paths(tmp_path), 0, 7, "10.0.0.9", 29601, {})
-    thread.join(20)
+    thread.join(LIMIT_S)
     assert not thread.is_alive() and shared.rank(0).state == page.STATE_RUNNING
 
 
@@ -187,7 +182,7 @@ def test_an_error_of_a_signal_handler_is_the_scripts(
         thread = in_thread(leader)
         with pytest.raises(TimeoutError, match="the script's own"):
             rank.step()
-        thread.join(20)
+        thread.join(LIMIT_S)
         assert shared.rank(0).blocked == 0
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -205,7 +200,7 @@ print("trains")
 
 
 def test_a_script_that_has_closed_its_stderr_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "trains\n")
 
 

@@ -56,6 +56,6 @@ def test_a_process_leaves_the_word_at_its_end(tmp_path: Path, text: str, wanted:
         f"atexit.register(lost.note, pathlib.Path({str(tmp_path)!r}))\n"
         f"{hook}raise RuntimeError({text!r})\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=120)
     assert done.returncode == 1
     assert (tmp_path / names.LOST_PEER_FILE).exists() is wanted

@@ -57,9 +57,20 @@ def _bounded(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_bounded, value))
 
 
+@pytest.fixture(scope="module")
+def linear_s() -> float:
+    """Seconds of this machine for the longest text, read once. All readers together take up to 40 times as long."""
+    text, took = "[" + "0," * 100_000 + "0]", []
+    for _ in range(5):
+        began = time.thread_time()
+        json.loads(text)
+        took.append(time.thread_time() - began)
+    return min(took)
+
+
 @pytest.mark.parametrize("text", garbage.EXTREMES, ids=lambda text: ascii(text[:12]))
-def test_every_extreme_is_a_value_or_a_reason(text: str) -> None:
-    began = time.process_time()
+def test_every_extreme_is_a_value_or_a_reason(text: str, linear_s: float) -> None:
+    began = time.thread_time()
     for found in (decode.json_value(text), decode.whole(text), decode.number(text), decode.moment(text)):
         assert _bounded(found) if not isinstance(found, Unreadable) else 0 < len(found.why) < 300
     for cls in (r.AttemptRecord, m.CheckpointRef):
@@ -67,7 +78,7 @@ def test_every_extreme_is_a_value_or_a_reason(text: str) -> None:
         assert decode.messages(cls, text) == [] or isinstance(decode.messages(cls, text), Unreadable)
         for found in (decode.last_message(cls, text), decode.last_message(cls, f"[{text}]")):
             assert found is None or isinstance(found, Unreadable)
-    assert time.process_time() - began < 1.0, "some reader is not linear in the length of the text"
+    assert time.thread_time() - began < 400 * linear_s, "some reader is not linear in the length of the text"
 
 
 @given(garbage.texts() | st.binary(max_size=50))

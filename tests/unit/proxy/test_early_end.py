@@ -15,7 +15,7 @@ from pod_moves import free_port, until
 
 from singularity_proxy.protocol import messages, names, page
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.criu
 PROGRAM = Path(__file__).parent / "programs/early_end.py"
 ENV = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 Layout = dict[str, list[int]]
@@ -145,7 +145,7 @@ def test_ranks_that_have_ended_are_saved_and_the_others_go_on(
         if len(job.pods) > 1:
             pod.wait_event("finished")
             pod.sidecar.command("finish")
-        assert pod.wait(200) == 0, pod.log()
+        assert pod.wait() == 0, pod.log()
     assert said.count("ends early") == len(early) and "ends early" not in job.log()
     assert (before + job.log()).count("ends late") == len(job.late)
     for rank in job.late:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kit_world import run_kit
+from waits import until
 
 from gpukit import build, report, runner
 from gpukit.kit import Check, Kit, PartError, Result, SkipPartError
@@ -47,7 +48,6 @@ def play(rootfs: Path, torch_env: Path, folder: Path, *wanted: str) -> dict[str,
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(600)
 def test_parts_of_each_kind(rootfs: Path, torch_env: Path, tmp_path: Path) -> None:
     """The machine, the driver, and what is refused; the other parts play moves."""
     play(rootfs, torch_env, tmp_path, *QUICK)
@@ -76,7 +76,6 @@ def what_they_say(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(200)
 def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
     kit: Path, torch_env: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,13 +89,10 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
     (kit / "code/gpukit/programs/train.py").write_text("import time\ntime.sleep(600)\n")
     began = time.monotonic()
     found = runner._bounded(kit, "move", fake=True, limit=8.0)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 500, "and not 600 s later, when the program ends"
     assert found.status == "failed" and "had not ended after 8 s" in found.sentence
     assert list(Path(mine).iterdir()) == []
-    deadline = time.monotonic() + 30
-    while alive := _with_word(mine):
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.1)
+    until(lambda: not _with_word(mine), "its processes have ended", pace_s=0.1, detail=lambda: str(_with_word(mine)))
 
 
 def _with_word(word: str) -> list[str]:

@@ -25,7 +25,7 @@ def test_a_real_traceback_becomes_one_line(tmp_path: Path) -> None:
     script, log = tmp_path / "train.py", tmp_path / "stdout.log"
     script.write_text(PROGRAM)
     with log.open("wb") as out:
-        subprocess.run([sys.executable, script], stdout=out, stderr=subprocess.STDOUT, timeout=60, check=False)
+        subprocess.run([sys.executable, script], stdout=out, stderr=subprocess.STDOUT, timeout=120, check=False)
     said = last_words.of_file(log)
     assert said == "ValueError: bad batch 3 (train.py:8 in <module>, train.py:6 in main, train.py:3 in load)"
 
@@ -43,7 +43,7 @@ def test_what_torch_puts_before_each_line_is_left_out(tmp_path: Path) -> None:
     """So ranks that fail with the same words are seen to do so."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     marked = "".join(f"[rank13]: {line}\n" if line else "\n" for line in done.stderr.splitlines())
     assert last_words.of_text(f"step 7\n{marked}") == last_words.of_text(done.stderr)
     assert last_words.of_text(marked).startswith("ValueError: bad batch 3 (train.py:8 in <module>")

@@ -17,7 +17,7 @@ from pod_moves import dump_anywhere, free_port, until
 
 from singularity_proxy.protocol import exit_codes, messages
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.criu
 Make = Callable[..., Pod]
 G = 5
 
@@ -234,7 +234,7 @@ class Echo:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in it
         self.datagrams.sendto(b"close", self.datagrams.getsockname())
         for thread in self._threads:
-            thread.join(10)
+            thread.join(120)
         self._listener.close()
         self.datagrams.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,8 @@ def test_talking_to_the_sidecar(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_is_not_there(tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(SidecarError, match=r"cannot be reached .* see the log of container device-proxy"):
         SidecarClient(tmp_path / names.SOCKET_FILE, reach_s=0.3).plan()
-    assert time.monotonic() - began < 20
 
 
 def test_a_sidecar_that_is_not_there_loses_the_attempt_and_not_the_job(tmp_path: Path) -> None:

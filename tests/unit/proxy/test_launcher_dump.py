@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from waits import LIMIT_S, until
 
 from singularity_proxy.launcher import device
 from singularity_proxy.launcher.errors import (
@@ -94,7 +95,7 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
 
     def dump(*_: object) -> list[str]:
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(LIMIT_S)
         order.append("dump has ended")
         return []
 
@@ -104,11 +105,11 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
     supervisor = Supervisor(env, Paths(tmp_path), ProcessEngine(env, Paths(tmp_path)))
     supervisor.plan = PLAN
     supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
-    assert begun.wait(20)
+    assert begun.wait(LIMIT_S)
     supervisor._obey(LauncherCommand(2, "resume", generation=7))
     assert order == []
     may_end.set()
-    supervisor.calls.get(timeout=20)()
+    supervisor.calls.get(timeout=LIMIT_S)()
     assert order == ["dump has ended", "resume 7"]
     supervisor._obey(LauncherCommand(3, "resume", generation=7))  # with no dump under way, at once
     assert order[2:] == ["resume 7"]
@@ -120,7 +121,7 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
 
     def dump(*given: object) -> list[str]:
         made.append(given[3].generation)  # type: ignore[attr-defined]
-        assert may_end.wait(20)
+        assert may_end.wait(LIMIT_S)
         return []
 
     monkeypatch.setattr(rank_dump, "dump", dump)
@@ -133,13 +134,13 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
     for seq in (1, 1):  # each sidecar counts from 1
         supervisor._obey(LauncherCommand(seq, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     may_end.set()
-    supervisor.calls.get(timeout=20)()
+    supervisor.calls.get(timeout=LIMIT_S)()
     assert (made, [(event.kind, event.generation) for event in told]) == ([7], [("dumped", 7)])
     supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     assert (made, told[1:]) == ([7], told[:1]), "it is only said again"
     supervisor._obey(LauncherCommand(2, "resume", generation=7))
     supervisor._obey(LauncherCommand(3, "dump", generation=7, checkpoint_id="c", remaining_s=60))
-    supervisor.calls.get(timeout=20)()
+    supervisor.calls.get(timeout=LIMIT_S)()
     assert made == [7, 7]
 
 
@@ -187,7 +188,7 @@ def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = subprocess.Popen(["true"])
-    gone.wait(20)
+    gone.wait(LIMIT_S)
     stopped = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -197,10 +198,7 @@ def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
         monkeypatch.setattr(process_scan, "processes", lambda init: [gone.pid, stopped.pid])
         slot = SimpleNamespace(shm=tmp_path, init=1)
         rank_dump.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
-        end = time.monotonic() + 20
-        while os.waitid(os.P_PID, stopped.pid, os.WCONTINUED | os.WNOHANG) is None:
-            assert time.monotonic() < end, "still stopped"
-            time.sleep(0.01)
+        until(lambda: os.waitid(os.P_PID, stopped.pid, os.WCONTINUED | os.WNOHANG), "it goes on")
     finally:
         stopped.kill()
-        stopped.wait(20)
+        stopped.wait(LIMIT_S)

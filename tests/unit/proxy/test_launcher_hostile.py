@@ -25,7 +25,7 @@ from singularity_proxy.launcher.snapshot.image import LAYER_TAR
 from singularity_proxy.launcher.snapshot.protobuf import Field, encode, fields
 from singularity_proxy.protocol import exit_codes, messages, names
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.criu
 Make = Callable[..., Pod]
 G = 5
 PLANT = "import plant, os; plant.everything(stdlib=True)\n"

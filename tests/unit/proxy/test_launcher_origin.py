@@ -15,7 +15,7 @@ from pod_harness import REPOSITORY, Pod
 from singularity_proxy.launcher import tools
 from singularity_proxy.protocol import exit_codes, messages, names
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.criu
 Make = Callable[..., Pod]
 LAUNCHER = f"{names.AGENT_DIR}/launcher"
 
@@ -106,7 +106,7 @@ def install(agent: Path, target: Path, **env: str) -> subprocess.CompletedProces
     """`install-agent` in an image that has `agent`."""
     words = [str(agent), str(REPOSITORY / "images/install-agent"), str(target)]
     argv = ["unshare", "--mount", "sh", "-ec", _INSTALL, *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, **env})
 
 
 @pytest.mark.parametrize("engine", ["process", "state"])

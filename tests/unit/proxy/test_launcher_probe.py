@@ -35,7 +35,7 @@ def test_it_answers_instead_of_training(tmp_path: Path, make_pod: Make, rootfs: 
     env = {names.ENV_PROBE: names.PROBE_GPUS}
     with_pod = {"rootfs": rootfs, "torch": tmp_path / "site", "criu": criu_bundle}
     pod = make_pod("pod", plan=None, command=["false"], env=env, **with_pod)
-    assert pod.start().wait(120) == 0, pod.log()
+    assert pod.start().wait() == 0, pod.log()
     told = from_json(GpuProbe, pod.log().splitlines()[-1])
     assert told.gpus == [] and told.size == 0 and told.error == ""
     # CRIU and the launcher's capabilities are as in training pods: only the GPU is missing.
@@ -47,5 +47,5 @@ def test_it_answers_instead_of_training(tmp_path: Path, make_pod: Make, rootfs: 
 def test_nothing_else_can_be_asked_for(make_pod: Make, rootfs: Path, criu_bundle: Path) -> None:
     env = {names.ENV_PROBE: "store"}
     pod = make_pod("pod", rootfs=rootfs, torch=None, plan=None, command=["false"], env=env, criu=criu_bundle)
-    assert pod.start().wait(60) not in (0, None)
+    assert pod.start().wait(120) not in (0, None)
     assert f"{names.ENV_PROBE} = 'store': only 'gpus' can be probed" in pod.log()

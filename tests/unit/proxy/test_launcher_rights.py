@@ -164,7 +164,7 @@ def add():
 def thread(act):
     done = threading.Event()
     threading.Thread(target=lambda: (act(), done.set(), time.sleep(600)), daemon=True).start()
-    assert done.wait(60)
+    assert done.wait(120)
 
 ways = {
     "ours": lambda: (seccomp.apply(), thread(int)),
@@ -196,7 +196,7 @@ def standing() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     yield start
     for process in made:
         process.kill()
-        process.wait(60)
+        process.wait(120)
 
 
 @pytest.fixture
@@ -408,7 +408,7 @@ def test_the_launcher_asks_no_name_service() -> None:
         "import tarfile; print(sys.modules['pwd'], tarfile.pwd, tarfile.grp)"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split()[-3:] == ["None", "None", "None"], done.stderr
 
 

@@ -20,7 +20,6 @@ from singularity_proxy.sidecar.state_machine import State, Trigger
 from singularity_proxy.store import Store
 from singularity_proxy.store.upload import Upload
 
-pytestmark = pytest.mark.timeout(120)
 OWN = 24 * MIB
 
 
@@ -141,7 +140,7 @@ async def test_sidecars_that_are_asked_to_end_do_not_wait_for_a_dump_that_nobody
     for launcher in world.launchers:
         launcher.pages_written = for_ever
     await controller.command(3600)
-    await asyncio.wait_for(stands.wait(), 60)
+    await asyncio.wait_for(stands.wait(), 120)
     for index in (1, 0):
         world.stops[index].set()
     # The leader gives the others some time to hear its last word: far less than the checkpoint's hour.

@@ -34,8 +34,6 @@ from singularity_proxy.sidecar import hardware, sidecar, state_machine
 from singularity_proxy.sidecar.controller_client import Controller
 from singularity_proxy.store import Store, layout
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture
 async def world(folder: Path, controller: FakeController) -> AsyncIterator[World]:
@@ -275,7 +273,7 @@ async def test_a_manifest_that_comes_too_late_never_appears(
 
     def stuck(descriptor: int) -> None:
         if ".json.tmp-" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
-            assert go.wait(60)
+            assert go.wait(120)
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", stuck)
@@ -307,7 +305,7 @@ async def test_stale_hello_ends_the_sidecar_and_tells_the_launcher(folder: Path,
     controller.attempt = 7
     world = await World(folder, controller, workers=1, world_size=1).start()
     with pytest.raises(StaleAttemptError, match="attempt 7 is current"):
-        await asyncio.wait_for(world.sidecars[0], 10)
+        await asyncio.wait_for(world.sidecars[0], 120)
     assert "attempt 7 is current" in world.launchers[0].refusal
 
 
@@ -545,7 +543,7 @@ async def test_unwritable_store_is_said_to_the_launcher(folder: Path, controller
     world = await World(folder, controller, workers=1, world_size=1).start()
     await eventually("refusal", lambda: world.launchers[0].refusal)
     assert "/probe-" in world.launchers[0].refusal
-    (error,) = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 10)
+    (error,) = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 120)
     assert "/probe-" in str(error)
 
 

@@ -12,7 +12,6 @@ from mesh_world import FakeController, World, eventually
 from singularity_proxy.protocol import exit_codes, page
 from singularity_proxy.protocol.messages import LauncherEvent
 
-pytestmark = pytest.mark.timeout(90)
 FIRST = page.generation(1, 1)
 
 

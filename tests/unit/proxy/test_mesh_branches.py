@@ -13,8 +13,6 @@ from singularity_proxy.protocol.messages import CheckpointRef, Origin
 from singularity_proxy.sidecar import retention
 from singularity_proxy.store import Store
 
-pytestmark = pytest.mark.timeout(90)
-
 
 async def saved(world: World, controller: FakeController, count: int) -> list[CheckpointRef]:
     """Checkpoints, one after the other, while the ranks go on; oldest first."""

@@ -44,7 +44,7 @@ async def refused(world: World, text: str) -> None:
     assert all(text in launcher.refusal for launcher in world.launchers), world.launchers[0].refusal
     for stop in world.stops:
         stop.set()
-    ended = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 15)
+    ended = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 120)
     assert all(each is None or isinstance(each, KeyLostError) for each in ended), ended
 
 

@@ -18,8 +18,6 @@ from singularity_proxy.sidecar import sidecar, state_machine
 from singularity_proxy.sidecar.mesh import Follower
 from singularity_proxy.sidecar.peers import Directive, PodReport
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture
 async def world(folder: Path, controller: FakeController) -> AsyncIterator[World]:

@@ -16,8 +16,6 @@ from singularity_proxy.protocol import exit_codes
 from singularity_proxy.sidecar import inputs, sidecar
 from singularity_proxy.store.inputs import Input
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture
 async def world(folder: Path, controller: FakeController) -> AsyncIterator[World]:
@@ -40,7 +38,7 @@ async def test_each_pod_has_them_before_its_ranks_start(world: World, monkeypatc
     held, real = threading.Event(), Input.fetch
 
     def fetch(self: Input, *args: Any) -> Any:
-        assert held.wait(60)
+        assert held.wait(120)
         return real(self, *args)
 
     monkeypatch.setattr(Input, "fetch", fetch)
@@ -113,7 +111,7 @@ async def test_a_place_that_the_platform_does_not_allow_is_refused(world: World,
     await world.start()
     for task in world.sidecars:
         with pytest.raises(ConfigError, match=r"inputs: annotation .* is not below a place"):
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, 120)
     world.sidecars = []
     assert there(world) == []
 

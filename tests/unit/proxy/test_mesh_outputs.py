@@ -17,8 +17,6 @@ from singularity_proxy.protocol import outputs as protocol
 from singularity_proxy.sidecar import outputs, sidecar
 from singularity_proxy.store.outputs import Outputs
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture
 def place(folder: Path, controller: FakeController) -> Path:

@@ -19,7 +19,6 @@ from singularity_proxy.protocol.messages import LauncherEvent, Occupied
 from singularity_proxy.sidecar.sidecar import run
 from singularity_proxy.store import Store, locks
 
-pytestmark = pytest.mark.timeout(90)
 FIRST = page.generation(1, 1)
 MIB = 1 << 20
 
@@ -39,7 +38,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
     def slow(*args: Any) -> Any:
         made.waiting += 1
-        assert made.open.wait(30)
+        assert made.open.wait(120)
         if made.error:
             raise StoreError(made.error)
         return announce(*args)

@@ -21,7 +21,6 @@ from singularity_proxy.protocol import exit_codes, image_room, names
 from singularity_proxy.protocol.manifest import dumps
 from singularity_proxy.store import Store, layout
 
-pytestmark = pytest.mark.timeout(240)
 FULL = pytest.mark.full
 PATIENCE_S = 3.0
 LONG_S = 60.0

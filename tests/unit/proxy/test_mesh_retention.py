@@ -14,8 +14,6 @@ from singularity_proxy.protocol.manifest import Manifest
 from singularity_proxy.sidecar.leader import Leader
 from singularity_proxy.store import Store
 
-pytestmark = pytest.mark.timeout(90)
-
 
 async def test_the_retention_of_the_start_meets_the_first_checkpoint_between_its_packs_and_its_manifest(
     folder: Path, controller: FakeController, monkeypatch: pytest.MonkeyPatch
@@ -30,7 +28,7 @@ async def test_the_retention_of_the_start_meets_the_first_checkpoint_between_its
 
     def after(self: Store, manifest: Manifest, *args: Any) -> str:
         stored.set()
-        assert kept.wait(60)
+        assert kept.wait(120)
         return write(self, manifest, *args)
 
     monkeypatch.setattr(Leader, "retain", late)

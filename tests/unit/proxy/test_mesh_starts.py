@@ -16,8 +16,6 @@ from singularity_proxy.protocol import exit_codes
 from singularity_proxy.sidecar import restore, sidecar
 from singularity_proxy.store import Store
 
-pytestmark = pytest.mark.timeout(90)
-
 
 class Faulty:
     """In the place of a call: fails as long as it is told to."""
@@ -94,7 +92,7 @@ async def test_a_store_that_stays_away_is_said_to_the_launcher_that_asks(
     world.launch()
     await eventually("the answers", lambda: all(launcher.refusal for launcher in world.launchers))
     assert [launcher.refused_with for launcher in world.launchers] == [exit_codes.LOST] * 2
-    results = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 15)
+    results = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 120)
     assert all(isinstance(result, StoreAwayError) for result in results)
 
 
@@ -121,7 +119,7 @@ async def test_a_sidecar_that_waits_for_its_launcher_ends_when_it_is_told_to(
     await eventually("more than one try of each", lambda: faulty.calls > 6)
     for stop in world.stops:
         stop.set()
-    await asyncio.wait_for(asyncio.gather(*world.sidecars), 15)
+    await asyncio.wait_for(asyncio.gather(*world.sidecars), 120)
 
 
 async def test_programs_run_as_soon_as_they_are_started_whether_they_make_steps_or_not(

@@ -13,7 +13,6 @@ from singularity_proxy.protocol import exit_codes, page
 from singularity_proxy.protocol.messages import LauncherEvent
 from singularity_proxy.sidecar.sidecar import run
 
-pytestmark = pytest.mark.timeout(90)
 FIRST = page.generation(1, 1)
 
 

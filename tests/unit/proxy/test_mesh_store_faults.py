@@ -16,17 +16,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import waits
 from faulty_proxy import FaultyProxy
-from mesh_world import FakeController, World, eventually
+from mesh_world import FakeController, World
 from store_samples import JOB, MIB, NAMESPACE
 
 from singularity_proxy.protocol import names
 from singularity_proxy.store import Store
 
-pytestmark = pytest.mark.timeout(240)
+SAVE_S = 90.0
+"""Time that the controller gives for a checkpoint."""
 FULL = pytest.mark.full
 HERE = Path(__file__).parent
-WAIT_S = 90.0
 
 
 class Processes(World):
@@ -63,18 +64,15 @@ class Processes(World):
     def kill(self, index: int) -> None:
         """A sidecar is killed and started anew, as the kubelet does."""
         self._processes[index].kill()
-        assert self._processes[index].wait(30) == -signal.SIGKILL
+        assert self._processes[index].wait(120) == -signal.SIGKILL
         self._processes[index] = self._sidecar(index)
 
     def log(self, index: int) -> str:
         return self._logs[index].read_text(errors="replace")
 
-    async def until(self, what: str, condition: Callable[[], object], limit_s: float = WAIT_S) -> None:
-        try:
-            await eventually(what, condition, limit_s)
-        except AssertionError as error:
-            said = "\n".join(f"--- sidecar {index}\n{self.log(index)}" for index in range(2))
-            raise AssertionError(f"{error}\n{said}") from None
+    async def until(self, what: str, condition: Callable[[], object], limit_s: float = waits.LIMIT_S) -> None:
+        said = lambda: "\n".join(f"--- sidecar {index}\n{self.log(index)}" for index in range(2))  # noqa: E731
+        await waits.eventually(condition, what, limit_s=limit_s, detail=said)
 
     async def trains_on(self) -> None:
         at = max(rank.boundary.count for rank in self.ranks)
@@ -82,7 +80,7 @@ class Processes(World):
 
     async def committed(self, controller: FakeController, count: int) -> str:
         """Id of the checkpoint that is asked for now and becomes the `count`th that is committed."""
-        await controller.command(WAIT_S, then="continue")
+        await controller.command(SAVE_S, then="continue")
         await self.until("a commit", lambda: len(controller.commits) == count)
         await self.trains_on()
         return controller.commits[-1].checkpoint.id
@@ -93,7 +91,7 @@ class Processes(World):
         await super().end()
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
-            process.wait(30)
+            process.wait(120)
 
 
 @pytest.fixture
@@ -137,7 +135,7 @@ async def test_a_store_that_fails_for_one_pod_within_the_budget(
 ) -> None:
     proxy = world.proxies[1]
     proxy.fail(fault, after=MIB, times=1 << 30 if fault == "503" else least, spreads=fault == "503")
-    await controller.command(WAIT_S, then="continue")
+    await controller.command(SAVE_S, then="continue")
     await asyncio.to_thread(proxy.wait_fired, fault, least)
     assert not controller.commits, "one of two pods has stored nothing yet"
     proxy.heal()
@@ -157,7 +155,7 @@ async def test_a_sidecar_killed_in_the_midst_of_its_upload(
     proxy = world.proxies[pod]
     begun = proxy.received
     proxy.rate = 5e5
-    await controller.command(WAIT_S, then="continue")
+    await controller.command(SAVE_S, then="continue")
     del controller.commands[0]  # it has been done: a leader that is started anew asks for all
     await world.until("it uploads", lambda: proxy.received > begun + MIB)
     world.kill(pod)
@@ -176,7 +174,7 @@ async def test_the_manifest_meets_a_store_that_fails(
     """Both pods have stored their images; down past the budget, or cut off twice in the middle of a word."""
     before = await world.committed(controller, 1)
     world.proxies[1].rate = 2e5  # the follower is slow, so that the leader is through when the fault comes
-    await controller.command(35.0 if fault == "503" else WAIT_S, then="continue")
+    await controller.command(35.0 if fault == "503" else SAVE_S, then="continue")
     await world.until("the leader has uploaded", lambda: world.log(0).count("uploaded train-a1") == 2)
     world.proxies[0].fail(fault, times=1 << 30 if fault == "503" else 2)
     world.proxies[1].rate = 0.0

@@ -14,7 +14,6 @@ from singularity_proxy.protocol.messages import Gpus, LauncherEvent, Weight
 from singularity_proxy.sidecar import trial
 from singularity_proxy.sidecar.leader import Leader
 
-pytestmark = pytest.mark.timeout(90)
 FIRST = page.generation(1, 1)
 GIB = 1 << 30
 
@@ -149,7 +148,7 @@ async def test_there_is_no_trial_after_a_checkpoint(
     assert not ended.is_set()
     await controller.command(20, then="continue")
     await eventually("commit", lambda: controller.commits)
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), 120)
     assert [tried for _, tried in dumps(world)] == [False] and not controller.trials
     await world.end()
 

@@ -27,7 +27,7 @@ from streamed_pod import MIB, uploading
 from singularity_proxy.protocol import messages
 from singularity_proxy.store import Store
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.criu
 KSM = Path("/sys/kernel/mm/ksm")
 COMPACT = Path("/proc/sys/vm/compact_memory")
 PROCESS_MADVISE, MADV_COLLAPSE = 440, 25
@@ -140,7 +140,7 @@ class Unrest:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)
 
     def _run(self, cause: Callable[[list[int]], None]) -> None:
         while not self._over.is_set():
@@ -201,7 +201,7 @@ class Family:
         with uploading(self.pod, self.store) as put:
             event = dump_anywhere(self.pod, generation, stream=True)
         assert event.kind == "dumped", event.message
-        self.made = put.result(60)
+        self.made = put.result(120)
         return self.made.bytes
 
     def move(self) -> None:

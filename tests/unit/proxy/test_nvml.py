@@ -220,7 +220,7 @@ def test_the_reading_process_has_no_rights() -> None:
         "import singularity_proxy.launcher.device.health_process as h; h.harmless()\n"
         "print(open('/proc/self/status').read())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
     assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4 and status["Groups"].strip() == ""

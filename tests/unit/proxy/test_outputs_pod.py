@@ -16,7 +16,7 @@ from pod_harness import Pod
 from singularity_proxy.protocol import names
 from singularity_proxy.store.outputs import Outputs
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.criu
 SIDECAR = """
 import asyncio, signal, sys
 from dataclasses import replace

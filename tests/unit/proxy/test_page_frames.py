@@ -31,7 +31,6 @@ PAGES = 600
 STEP = 16
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.skipif(
         not page_frames.usable(), reason="frames are hidden (CAP_SYS_ADMIN), or sockets copy what is spliced"
     ),
@@ -133,7 +132,7 @@ def received(folder: Path, block: Block, child: Child) -> dict[int, int]:
     finally:
         disk.close()
         theirs.close()
-        sender.join(20)
+        sender.join(120)
         ours.close()
         child.end()
     written = {}

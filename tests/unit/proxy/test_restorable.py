@@ -26,7 +26,7 @@ from singularity_proxy.launcher.snapshot import death_signals, files_image, prot
 from singularity_proxy.launcher.snapshot.protobuf import Field
 from singularity_proxy.protocol import exit_codes, messages
 
-criu = [pytest.mark.criu, pytest.mark.timeout(180)]
+criu = [pytest.mark.criu]
 FULL = pytest.mark.full
 Make = Callable[..., Pod]
 Run = Callable[..., Pod]

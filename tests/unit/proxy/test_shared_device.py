@@ -76,7 +76,6 @@ def test_training_goes_on_with_half_the_devices_and_back(
 
 @pytest.mark.criu
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_two_pods_with_a_device_each_become_one_and_two_again(
     make_pod: Callable[..., Pod], rootfs: Path, torch_env: Path, criu_bundle: Path
 ) -> None:
@@ -107,7 +106,7 @@ def test_two_pods_with_a_device_each_become_one_and_two_again(
 
     last = spread(pod, free_port(), one, second, "c2", 3)
     for target in last.values():
-        assert target.wait(300) == 0, target.log()
+        assert target.wait() == 0, target.log()
         assert "apart at most 0.0" in target.log() and "share" not in target.log()
 
 

@@ -12,12 +12,12 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_reader import Memory, restored
@@ -92,7 +92,7 @@ def receive(
         finally:
             disk.close()
             theirs.shutdown(socket.SHUT_RDWR)
-            sender.join(10)
+            sender.join(120)
         answered = b""
         while part := ours.recv(100):
             answered += part
@@ -221,9 +221,8 @@ def test_relatives_are_those_that_were_forked_and_no_program_of_its_own() -> Non
         assert process.stdin is not None and process.stdout is not None
         try:
             parent, first, second, other = map(int, process.stdout.readline().split())
-            until_sleep = time.monotonic() + 10
-            while Path(f"/proc/{other}/comm").read_text().strip() != "sleep":
-                assert time.monotonic() < until_sleep, "it never became another program"
+            comm = Path(f"/proc/{other}/comm")
+            waits.until(lambda: comm.read_text().strip() == "sleep", "it has become another program")
             found = page_server.bases([second, other, first, parent])
         finally:
             process.stdin.close()
@@ -328,7 +327,6 @@ def counts(pod: Pod) -> list[int]:
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(300)
 def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
     """Three moves: as much memory as at first, one copy of what is shared in each image, and the bits."""
     pod = run("pod-1", fresh())
@@ -356,7 +354,6 @@ def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(300)
 def test_a_family_moves_over_a_stream(run: Callable[..., Pod], tmp_path: Path) -> None:
     """Nothing of its pages stays on the disk, and what it shares comes back shared."""
     store = Store(f"file://{tmp_path}/store")
@@ -376,7 +373,7 @@ def test_a_family_moves_over_a_stream(run: Callable[..., Pod], tmp_path: Path) -
         finally:
             whole.set()
         assert event.kind == "dumped", pod.log()
-        made = put.result(60)
+        made = put.result(120)
     assert not any(path.stat().st_size for path in pod.image("c", 0).glob("pages-*.img"))
     assert 48 * MIB < made.bytes < 110 * MIB, "one copy of what six processes share"
     at = counts(pod)
@@ -402,7 +399,6 @@ def test_a_family_moves_over_a_stream(run: Callable[..., Pod], tmp_path: Path) -
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(180)
 def test_a_sidecar_that_dies_fails_the_dump_and_a_second_one_takes_it(run: Callable[..., Pod], tmp_path: Path) -> None:
     pod = run("pod", fresh())
     until(lambda: min(counts(pod)) > 3, "all work", pod)
@@ -430,14 +426,13 @@ def test_a_sidecar_that_dies_fails_the_dump_and_a_second_one_takes_it(run: Calla
         finally:
             whole.set()
         assert event.kind == "dumped", pod.log()
-        assert put.result(60).bytes > 48 * MIB
+        assert put.result(120).bytes > 48 * MIB
     pod.sidecar.command("resume", generation=5)
     at = counts(pod)
     until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(180)
 def test_the_longest_name_of_a_checkpoint_has_room(run: Callable[..., Pod]) -> None:
     """Addresses of unix sockets have at most 107 bytes."""
     pod = run("pod", fresh())
@@ -449,7 +444,6 @@ def test_the_longest_name_of_a_checkpoint_has_room(run: Callable[..., Pod]) -> N
 
 
 @pytest.mark.criu
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("after", [0, 1, 30 * MIB], ids=["at once", "at the first page", "in the midst"])
 def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[..., Pod], after: int) -> None:
     pod = run("pod", fresh())
@@ -470,7 +464,7 @@ def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[.
         event = dump_anywhere(pod, 5)
     finally:
         over.set()
-        killer.join(10)
+        killer.join(120)
     assert killed and event.kind == "dump_failed", pod.log()
     pod.sidecar.command("resume", generation=5)
     at = counts(pod)

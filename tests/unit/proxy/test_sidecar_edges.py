@@ -373,7 +373,7 @@ async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
         sys.executable, "-m", "singularity_proxy.sidecar", env={"PATH": os.environ["PATH"]},
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    _, stderr = await asyncio.wait_for(process.communicate(), 30)
+    _, stderr = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 1 and stderr.decode().strip().endswith(
         "SINGULARITY_NAMESPACE is not set: the Job's pod template has to set it"
     )

@@ -14,7 +14,6 @@ from singularity_proxy.store import PutResult, Store
 from singularity_proxy.store import images as image_files
 from singularity_proxy.store.pack import CONTENT_SIZE
 
-pytestmark = pytest.mark.timeout(60)
 NAME = f"{JOB}-a1-g1"
 SECRET = noise(9, 3 * MIB)
 Plant = Callable[[Path, Path], None]

@@ -7,8 +7,7 @@ import hashlib
 import io
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, namespace_keys, noise, same
+from waits import until
 
 from singularity_proxy.errors import CheckpointNotFoundError, CorruptChunkError, DamageError, StoreError
 from singularity_proxy.protocol import exit_codes
@@ -46,13 +46,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         memory = fsspec.filesystem("memory")
         if memory.exists(f"/{tmp_path.name}"):
             memory.rm(f"/{tmp_path.name}", recursive=True)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def objects(store: Store, kind: str) -> list[str]:
@@ -107,7 +100,7 @@ def test_replicas_in_two_pods_divide_the_work(store: Store, tmp_path: Path, monk
 
     def between(upload: Upload, *words: Any) -> None:
         if upload.part[0] == 0:
-            wait_for(lambda: len(objects(store, "packs")) == 2)
+            until(lambda: len(objects(store, "packs")) == 2)
             results[1] = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {1: folders[1]}, (1, 2))
         stock(upload, *words)
 

@@ -76,7 +76,6 @@ def megabytes(*words: object) -> float:
     return float(json.loads(done.stdout))
 
 
-@pytest.mark.timeout(240)
 def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     image, back = tmp_path / "image", tmp_path / "back"
     image.mkdir()

@@ -61,12 +61,12 @@ class Moves:
         if way == "stream":
             with uploading(old, self.store) as put:
                 event = dump_anywhere(old, 5, stream=True)
-            made = put.result(60)
+            made = put.result(120)
         elif way == "memory":
             with uploading(old, self.store, arena=self._arena) as put:
                 event = dump_anywhere(old, 5, stream=True, memory=self._arena.size)
                 self.let_go_on()
-            made = put.result(60)
+            made = put.result(120)
         else:
             event = dump_anywhere(old, 5)
             self.let_go_on()
@@ -102,7 +102,7 @@ def tree(make_pod: Callable[..., Pod], rootfs: Path, criu_bundle: Path, tmp_path
 @pytest.mark.parametrize(
     "moves",
     [
-        pytest.param(3, marks=pytest.mark.timeout(240)),
+        3,
         pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(5400)]),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from pod_harness import Pod
 from program_runs import ENV, LOSSES, PROGRAMS, Program, Runner
 from rank_world import Ranks
 from test_programs import ROWS
+from waits import until
 
 from localcluster.cache import made_once
 from localcluster.config import cache_dir
@@ -98,7 +98,5 @@ def _trained(program: Program, torch: Path, folder: Path, stops: int) -> list[st
 
 
 def _wait_lines(ranks: Ranks, path: Path, lines: int) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists() or path.read_text().count("\n") < lines:
-        assert ranks.alive() and time.monotonic() < deadline, ranks.log()
-        time.sleep(0.01)
+    there = lambda: path.exists() and path.read_text().count("\n") >= lines  # noqa: E731
+    until(there, f"{lines} lines", alive=ranks.alive, progress=ranks.cpu_s, detail=ranks.log)

@@ -15,7 +15,7 @@ from singularity_proxy.protocol import image_room
 from singularity_proxy.protocol.messages import Plan
 from singularity_proxy.store import Store
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.criu
 Make = Callable[..., Pod]
 TRACED = """
 import ctypes, os, time
@@ -50,7 +50,7 @@ def test_a_rank_that_can_be_saved_passes_keeps_no_image_and_goes_on(start_holder
     until(lambda: count(pod) > at + 20, "it goes on", pod)
     with uploading(pod, Store(f"file://{tmp_path}/store")) as put:
         assert dump_anywhere(pod, 6, stream=True).kind == "dumped"
-    assert put.result(60).bytes > HELD * MIB
+    assert put.result(120).bytes > HELD * MIB
     pod.sidecar.command("resume", generation=6)
     goes_on(pod)
 
@@ -88,7 +88,7 @@ def test_a_trial_gives_way_to_a_checkpoint_of_the_same_stop(start_holder: Start,
         event = dump_anywhere(pod, 5, stream=True, dump="b")
     assert (event.kind, event.dump) == ("dumped", "b"), event.message
     assert "the trial gives way to a checkpoint" in pod.log()
-    moves(start_holder, pod, store, put.result(60))
+    moves(start_holder, pod, store, put.result(120))
 
 
 def test_a_trial_gives_way_to_ranks_that_have_to_go_on(start_holder: Start) -> None:
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_the_same_stop_is_made_after_a_trial_has_passed(start_ho
     with uploading(pod, store) as put:
         event = dump_anywhere(pod, 5, stream=True, dump="b")
     assert (event.kind, event.dump) == ("dumped", "b"), event.message
-    moves(start_holder, pod, store, put.result(60))
+    moves(start_holder, pod, store, put.result(120))
 
 
 def test_what_the_ranks_hold_is_told(start_holder: Start) -> None:

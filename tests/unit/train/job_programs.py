@@ -308,7 +308,7 @@ def killed(rank: int, world: int, directory: str, at: int, save_every: int) -> N
         scheduler.step()
         if step.number == at:
             assert job._pending is not None
-            job._pending.result(60)  # It is committed; what comes now is lost.
+            job._pending.result(120)  # It is committed; what comes now is lost.
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -107,7 +107,7 @@ class Mapped:
     def state(self):
         self.mapped[0] = 1
         self.asked.set()
-        assert self.answered.wait(10)
+        assert self.answered.wait(120)
         self.answered.clear()
         return [own(self.fd), *(taken(self.path, "range", start, 10) for start in (0, 50, 100))]
 
@@ -269,7 +269,7 @@ class Dask:
         self.client = Client(self.cluster)
 
     def state(self):
-        total = self.client.submit(sum, list(range(100)), pure=False).result(60)
+        total = self.client.submit(sum, list(range(100)), pure=False).result(120)
         return [total, sorted(self.client.run(os.getpid).values())]
 
 

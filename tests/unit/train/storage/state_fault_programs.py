@@ -34,7 +34,7 @@ def dies(rank: int, world: int, root: str, victim: int, phase: str, timeout_s: f
         _arm(phase)
     began = time.monotonic()
     try:
-        checkpoints.save_async(small(rank, 2), {}, step=2).result(60)
+        checkpoints.save_async(small(rank, 2), {}, step=2).result(120)
     except StateStorageError as error:
         found = {"first": first, "error": type(error).__name__, "message": str(error)}
         took = time.monotonic() - began
@@ -123,7 +123,7 @@ def fills_the_disk(rank: int, world: int, root: str) -> dict[str, Any]:
     checkpoints = Checkpoints(root, keep=1, timeout_s=30)
     checkpoints.save(small(rank, 1), {}, step=1)
     found = {}
-    for call in (checkpoints.save, lambda *given, **named: checkpoints.save_async(*given, **named).result(30)):
+    for call in (checkpoints.save, lambda *given, **named: checkpoints.save_async(*given, **named).result(120)):
         try:
             call(small(rank, 2), {}, step=2)
         except StateStorageError as error:

@@ -70,7 +70,7 @@ def save_then_train(rank: int, world: int, root: str, kind: str) -> dict[str, An
     wanted = digest(state)
     future = checkpoints.save_async(state, {"loss": 0.5, "names": ["a"]}, step=3)
     steps(model, optimizer, rank, 2)
-    saved = future.result(30)
+    saved = future.result(120)
     found = {"id": saved, "digest": wanted, "now": digest(state_of(model, optimizer))}
     found["written"] = checkpoints.figures.written if checkpoints.figures else -1
     # The second save is of the same state: it was copied to the same place, and nothing of it is new.

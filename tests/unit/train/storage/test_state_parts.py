@@ -20,7 +20,7 @@ from singularity_proxy.sidecar.config import Config
 from singularity_proxy.sidecar.state_parts import PartsServer
 from singularity_proxy.store import Parts, Store
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.criu
 RANKS = 4
 ID = "train-a1-g1"
 
@@ -83,7 +83,7 @@ def pods(root: Path, ref: CheckpointRef, world: int) -> Iterator[tuple[list[Part
         for server in servers:
             do(server.close())
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join(120)
 
 
 def whole(ref: CheckpointRef) -> int:
