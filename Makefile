@@ -43,7 +43,7 @@ demo: ready ## the whole story on this machine: build/demo/{report.json,timeline
 
 test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)
 	@$(MAKE) --no-print-directory -j2 -O verify
-	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) -m "not full" --durations=60 --durations-min=3 tests/unit
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/e2e
 
 unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence; 2.5 minutes

@@ -18,6 +18,8 @@ GENERATED = ("reference/", "../reference/", "cli/", "../cli/", "project/evidence
 """Folders of docs/ that the site's own hooks fill; mkdocs checks links to them."""
 NAMES_TESTS = ("project/evidence-faults.md", "project/reviews.md")
 """Pages of docs/ whose tables name tests."""
+WAITS = ("mesh_world.py", "pod_moves.py")
+"""Whose `until` or `eventually` is that of `waits`, for what they wait for."""
 SVG = "{http://www.w3.org/2000/svg}"
 PROSE = {
     ("kueue_integration/controller/attempt_history.py", "Preempted to accommodate"),
@@ -277,7 +279,19 @@ def annotation_readers(root: Path) -> Iterator[str]:
                     yield f"{name}:{line}: reads an annotation: take it from job/ (view, workload, pods)"
 
 
-CHECKS = (printed, links, named_tests, pictures, prose, annotation_readers, error_trees, borrowed_helpers)
+def timed_tests(root: Path) -> Iterator[str]:
+    """A test that measures fails on a slow machine, and so does one that waits with a short limit of its own."""
+    for path in sorted((root / "tests/unit").rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"assert\b.*(monotonic|perf_counter|process_time)\(\) - [\w.]+ <", line):
+                yield f"{path.relative_to(root)}:{number}: measures: count, or let the other side wait for an Event"
+            if re.match(r"(async )?def (until|eventually|wait_for|wait_until)\(", line) and path.name not in WAITS:
+                yield f"{path.relative_to(root)}:{number}: waits in its own way: take `until` of tests/support/waits.py"
+
+
+CHECKS = (
+    printed, links, named_tests, pictures, prose, annotation_readers, error_trees, borrowed_helpers, timed_tests,
+)  # fmt: skip
 
 
 def main() -> int:

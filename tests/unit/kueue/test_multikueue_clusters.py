@@ -75,7 +75,7 @@ def waiters(land: Federation, prefix: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("fault", ["slow", "silence", "cut"])
+@pytest.mark.parametrize("fault", [pytest.param("slow", marks=pytest.mark.full), "silence", "cut"])
 def test_a_cluster_that_fails_holds_up_the_jobs_that_need_its_word_and_no_other(
     land: tuple[Federation, FaultyProxy], fault: str
 ) -> None:

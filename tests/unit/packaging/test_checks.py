@@ -36,6 +36,11 @@ DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
                      for name, top in checks.ERROR_TREES.items()}, ["should draw", "Other is not below"] * 7),
     "borrowed_helpers": ({"tests/e2e/world.py": "", "tests/unit/test_a.py": "import world"}, ["world lies in another"]),
+    "timed_tests": ({"tests/unit/test_a.py": "assert x and "
+                                             "time.monotonic() - began < 5\nasync def eventually(x):\n"
+                                             "    assert time.monotonic() - began >= 5\n",
+                     "tests/unit/mesh_world.py": "def until(x):\n"},
+                    ["test_a.py:1: measures", "test_a.py:2: waits"]),
 }  # fmt: skip
 
 

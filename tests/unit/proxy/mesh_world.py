@@ -63,6 +63,8 @@ from singularity_proxy.sidecar.config import Config
 from singularity_proxy.sidecar.sidecar import run
 
 TOKEN = "token-of-the-pod"
+SAVE_S = 100.0
+"""Time for a checkpoint, where the time is not what is tested."""
 
 
 async def eventually(what: str, condition: Callable[[], Any], limit_s: float = waits.LIMIT_S) -> None:
@@ -171,7 +173,7 @@ class FakeController:
         self.url = f"https://127.0.0.1:{port}"
         return runner
 
-    async def command(self, deadline_s: float, then: Then = "stop", stay_s: float = 0.0) -> None:
+    async def command(self, deadline_s: float = SAVE_S, then: Then = "stop", stay_s: float = 0.0) -> None:
         await self._say(Command(len(self.commands) + 1, "checkpoint", "preempted", deadline_s, then, stay_s))
 
     async def resume(self) -> None:
@@ -666,6 +668,6 @@ class World:
             stop.set()
         results = await asyncio.wait_for(asyncio.gather(*self.sidecars, return_exceptions=True), 120)
         for rank in self.ranks:
-            rank.join(120)
+            rank.join(5)
         unexpected = [r for r in results if isinstance(r, Exception)]
         assert not unexpected, unexpected

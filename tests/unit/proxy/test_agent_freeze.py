@@ -24,7 +24,7 @@ from singularity_proxy.protocol import page
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
-def wait_for(path: Path) -> dict[str, object]:
+def read_once_there(path: Path) -> dict[str, object]:
     until(path.exists, f"{path} is there")
     return dict(json.loads(path.read_text()))
 
@@ -49,7 +49,7 @@ def test_freeze_and_resume_in_a_pod_with_a_new_page(
     monkeypatch.setattr(gpu_names, "_moves", {})
     thread = threading.Thread(target=freeze.freeze, args=(rank, 1_000_001), daemon=True)
     thread.start()
-    report = wait_for(rank.rank_dir / "frozen.json")
+    report = read_once_there(rank.rank_dir / "frozen.json")
     assert (report["pid"], report["step"]) == (os.getpid(), 41)
     assert isinstance(report["threads"], int)
 
@@ -58,7 +58,7 @@ def test_freeze_and_resume_in_a_pod_with_a_new_page(
     restore_id = rank_dump.write_resume(paths, 1, 1_000_001, "10.0.0.9", 29601, env, devices)
     thread.join(LIMIT_S)
     assert not thread.is_alive()
-    answer = wait_for(rank.rank_dir / "resumed.json")
+    answer = read_once_there(rank.rank_dir / "resumed.json")
     assert answer["restore_id"] == restore_id
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.9", "29601")
     assert os.environ["SINGULARITY_POD"] == "new"
@@ -85,7 +85,7 @@ def test_an_order_for_another_generation_is_not_obeyed(tmp_path: Path, rank: Bou
     rank_dump.write_resume(Paths(tmp_path), 1, 1_000_001, "10.0.0.9", 29601, {})
     thread = threading.Thread(target=freeze.freeze, args=(rank, 1_000_002), daemon=True)
     thread.start()
-    wait_for(rank.rank_dir / "frozen.json")
+    read_once_there(rank.rank_dir / "frozen.json")
     thread.join(0.1)
     assert thread.is_alive()
     rank_dump.write_resume(Paths(tmp_path), 1, 1_000_002, "10.0.0.9", 29601, {})

@@ -17,7 +17,8 @@ DUMP_S = 0.2
 
 @pytest.mark.criu
 @pytest.mark.parametrize(
-    ("script", "arguments", "world"), [("async_save.py", ("80", "2", ".."), 2), ("beside.py", ("80",), 2)]
+    ("script", "arguments", "world"),
+    [pytest.param("async_save.py", ("80", "2", ".."), 2, marks=pytest.mark.full), ("beside.py", ("80",), 2)],
 )
 def test_stops_meet_collectives_of_a_thread(
     start_ranks: Start, script: str, arguments: tuple[str, ...], world: int

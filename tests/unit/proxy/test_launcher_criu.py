@@ -94,6 +94,7 @@ def test_two_pods_one_pod_two_pods(pod: Make, reference: dict[int, str]) -> None
     assert losses(last) == reference
 
 
+@pytest.mark.full  # `test_agent_torch` stops in place three times, with torch and CRIU
 def test_dump_in_place_and_go_on(pod: Make, reference: dict[int, str]) -> None:
     """A periodic checkpoint, and one that is cancelled after the dump: the ranks go on where they are."""
     one = pod("pod", fresh([0, 1], free_port())).start()

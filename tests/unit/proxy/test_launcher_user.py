@@ -221,7 +221,7 @@ def test_a_rank_with_processes_of_two_users_is_not_saved_and_goes_on(make: Make)
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(Program("loader.py", ("24",), 14, env=AS), id="loader"),
+        pytest.param(Program("loader.py", ("24",), 14, env=AS), id="loader", marks=pytest.mark.full),
         pytest.param(Program("children.py", ("80",), 10, env=AS), id="children", marks=pytest.mark.full),
     ],
 )

@@ -32,7 +32,7 @@ async def saving(world: World, controller: FakeController) -> asyncio.Event:
     for launcher in world.launchers:
         launcher.pages_written = written
     await world.stepped(3)
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("they are saved", lambda: all(FIRST in rank.frozen for rank in world.ranks))
     return gate
 
@@ -54,7 +54,7 @@ async def test_a_leave_waits_for_the_save_in_the_background_and_saves_anew(
 ) -> None:
     gate = await saving(world, controller)
     step = world.ranks[0].frozen[FIRST]
-    await controller.command(20)
+    await controller.command()
     await controller.heard(2)
     await world.stepped(step + 10)
     assert not controller.commits, "the first one is not given up"

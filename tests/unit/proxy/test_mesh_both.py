@@ -20,7 +20,7 @@ async def committed(folder: Path, controller: FakeController, engine: Engine = "
     """Two pods have saved and left; the next attempt may begin."""
     first = await World(folder, controller, workers=2, world_size=4, engine=engine).start()
     await first.stepped(3)
-    await controller.command(20)
+    await controller.command()
     await eventually("commit", lambda: controller.commits)
     for launcher in first.launchers:
         await launcher.post(LauncherEvent("terminating", grace_s=30))

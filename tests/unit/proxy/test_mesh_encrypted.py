@@ -30,7 +30,7 @@ def attempt(folder: Path, controller: FakeController, number: int, keys: Path | 
 
 
 async def committed(world: World, controller: FakeController, count: int) -> None:
-    await controller.command(20)
+    await controller.command()
     await eventually("a commit", lambda: len(controller.commits) == count)
     await world.end()
     controller.next_attempt()

@@ -84,7 +84,7 @@ async def test_an_eviction_that_comes_too_late_leaves_no_pod_complete(world: Wor
         rank.lingers.set()
         rank.last = 0
     await eventually("they end", lambda: all(rank.code == 0 for rank in world.ranks))
-    await controller.command(20)
+    await controller.command()
     await eventually("failure", lambda: controller.failures)
     assert "a rank has ended already" in controller.failures[0].message and controller.failures[0].finishing
     for launcher in world.launchers:
@@ -111,7 +111,7 @@ async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
             rank.last = 0
     others = [rank for rank in world.ranks if rank.rank not in early]
     await eventually("some have ended", lambda: sum(rank.code == 0 for rank in world.ranks) == len(early))
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     saved = await _committed(controller, 1)
     await eventually("the others go on", lambda: all(r.boundary.count > saved.step + 20 for r in others))
     first = next(rank for rank in range(4) if rank not in early)
@@ -119,7 +119,7 @@ async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
     for launcher in world.launchers:
         (resume,) = [command for command in launcher.commands if command.op == "resume"]
         assert (resume.ended, resume.master_addr) == ([*early], place), "where the first of the others serves the store"
-    await controller.command(20)
+    await controller.command()
     saved = await _committed(controller, 2)
     assert saved.step > controller.commits[0].checkpoint.step + 20
     await world.end()
@@ -137,7 +137,7 @@ async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
         await eventually("it counts as running", lambda: controller.progress[-1].first_step_ago_s is not None)
         await eventually("it is tried, whoever has no rank left", lambda: controller.trials)
         assert [report.verdict for report in controller.trials] == ["yes"]
-        await controller.command(20, then="continue")
+        await controller.command(then="continue")
         third = await _committed(controller, 3)
         assert third.step >= saved.step + 5
         for rank in again.ranks:
@@ -152,7 +152,7 @@ async def test_a_rank_that_is_about_to_end_is_waited_for(world: World, controlle
     late.lingers.set()
     late.last = 0
     await eventually("it ends", lambda: late.code == 0)
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("the barrier", lambda: controller.progress and controller.progress[-1].phase == "barrier")
     assert not controller.commits
     late.lingers.clear()
@@ -162,7 +162,7 @@ async def test_a_rank_that_is_about_to_end_is_waited_for(world: World, controlle
 async def test_a_rank_that_has_failed_ends_the_barrier(world: World, controller: FakeController) -> None:
     failed = world.launchers[1].ranks[0]
     await world.launchers[1].post(LauncherEvent("exited", rank=failed.rank, code=3))
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("failure", lambda: controller.failures)
     assert "a rank has ended already" in controller.failures[0].message
 

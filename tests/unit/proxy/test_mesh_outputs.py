@@ -184,7 +184,7 @@ async def test_outputs_that_cannot_be_stored_end_the_pods_with_the_reason(
 ) -> None:
     monkeypatch.setattr(outputs, "GIVE_UP_S", 0.2)
     monkeypatch.setattr(outputs, "AGAIN_S", 0.05)
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("commit", lambda: controller.commits)
     await world.stepped(controller.commits[0].checkpoint.step + 2)
     place.rmdir()

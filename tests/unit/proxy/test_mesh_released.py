@@ -62,7 +62,7 @@ async def world(
 async def storing(world: World, controller: FakeController, gate: Gate) -> int:
     """A periodic checkpoint is dumped and the ranks have gone on; the step at which they stood."""
     await world.stepped(3)
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("dumped", lambda: gate.waiting == 2)
     step = world.ranks[0].frozen[FIRST]
     await world.stepped(step + 20)
@@ -97,7 +97,7 @@ async def test_they_train_before_the_store_has_anything(
 
 async def test_a_leave_waits_for_it_and_saves_anew(world: World, controller: FakeController, gate: Gate) -> None:
     step = await storing(world, controller, gate)
-    await controller.command(20)
+    await controller.command()
     await controller.heard(2)
     gate.open.set()
     await eventually("both commits", lambda: len(controller.commits) == 2)
@@ -118,7 +118,7 @@ async def test_an_upload_that_fails_meanwhile_stops_no_rank(
     await eventually("its files go", lambda: not images(world))
     gate.error = ""
     await world.stepped(step + 40)
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("the next one", lambda: controller.commits)
     assert controller.commits[0].checkpoint.step >= step + 40
     assert [[c.op for c in x.commands] for x in world.launchers] == [["dump", "resume"] * 2] * 2
@@ -146,7 +146,7 @@ async def test_a_sidecar_that_is_restarted_meanwhile_stops_no_rank(
         assert "have to be dumped again" in controller.failures[0].message
     await world.stepped(step + 60)
     assert len(controller.commits) == stored
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("the next one", lambda: len(controller.commits) == stored + 1)
     assert controller.commits[-1].checkpoint.step >= step + 60
     assert all(x.commands[0].op == "dump" and [c.op for c in x.commands].count("dump") == 2 for x in world.launchers)
@@ -168,7 +168,7 @@ async def test_ranks_that_end_meanwhile_end_well(folder: Path, controller: FakeC
     await world.start(last=40)
     try:
         await world.stepped(3)
-        await controller.command(20, then="continue")
+        await controller.command(then="continue")
         await eventually("their last step", lambda: all(rank.code == 0 for rank in world.ranks))
         assert not controller.commits
         gate.open.set()

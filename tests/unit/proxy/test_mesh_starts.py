@@ -173,7 +173,7 @@ async def test_a_store_that_is_away_while_a_checkpoint_is_fetched_and_the_image_
 ) -> None:
     first = await World(folder, controller, workers=2, world_size=2).start()
     await first.stepped(3)
-    await controller.command(20)
+    await controller.command()
     await eventually("a commit", lambda: controller.commits)
     await first.end()
 

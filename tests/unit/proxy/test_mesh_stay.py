@@ -30,7 +30,7 @@ def ops(world: World) -> list[list[str]]:
 
 async def stopped(world: World, controller: FakeController, stay_s: float = 60.0) -> int:
     """All ranks are saved and stay stopped: at which step."""
-    await controller.command(20, then="stay", stay_s=stay_s)
+    await controller.command(then="stay", stay_s=stay_s)
     await eventually("commit", lambda: controller.commits)
     commit = controller.commits[0]
     assert commit.goes_on and commit.stays and commit.save is None
@@ -41,7 +41,7 @@ async def stopped(world: World, controller: FakeController, stay_s: float = 60.0
 
 async def test_the_end_that_follows_needs_no_second_save(world: World, controller: FakeController) -> None:
     step = await stopped(world, controller)
-    await controller.command(20)
+    await controller.command()
     await eventually("the end is committed", lambda: len(controller.commits) == 2)
     stay, stop = controller.commits
     assert stop.checkpoint == stay.checkpoint and (stop.goes_on, stop.stays) == (False, False)
@@ -71,7 +71,7 @@ async def test_they_go_on_by_themselves_when_nothing_comes(world: World, control
     step = await stopped(world, controller, stay_s=0.5)
     await world.stepped(step + 5)
     await eventually("all pods let them go on", lambda: ops(world) == [["dump", "resume"]] * 2)
-    await controller.command(20)
+    await controller.command()
     await eventually("the end is saved", lambda: len(controller.commits) == 2)
     later = controller.commits[1].checkpoint
     assert later.step >= step + 5 and later.generation == controller.commits[0].checkpoint.generation + 1
@@ -93,7 +93,7 @@ async def test_a_request_that_is_taken_back_during_the_save_leaves_a_checkpoint(
         await gate.wait()
 
     world.launchers[1].pages_written = written
-    await controller.command(20, then="stay", stay_s=60)
+    await controller.command(then="stay", stay_s=60)
     await eventually("they are saved", lambda: all(FIRST in rank.frozen for rank in world.ranks))
     await controller.resume()
     await controller.heard(2)
@@ -105,7 +105,7 @@ async def test_a_request_that_is_taken_back_during_the_save_leaves_a_checkpoint(
 
 async def test_a_save_that_fails_lets_them_go_on(world: World, controller: FakeController) -> None:
     world.launchers[1].dump_error = "rank 2 holds a lock on a file"
-    await controller.command(20, then="stay", stay_s=60)
+    await controller.command(then="stay", stay_s=60)
     await eventually("failure", lambda: controller.failures)
     assert controller.failures[0].goes_on and "holds a lock" in controller.failures[0].message
     await world.stepped(world.ranks[0].frozen[FIRST] + 5)
@@ -134,9 +134,9 @@ async def test_an_eviction_during_the_save_joins_it(world: World, controller: Fa
         await gate.wait()
 
     world.launchers[0].pages_written = written
-    await controller.command(20, then="stay", stay_s=60)
+    await controller.command(then="stay", stay_s=60)
     await eventually("they are saved", lambda: all(FIRST in rank.frozen for rank in world.ranks))
-    await controller.command(20)
+    await controller.command()
     await controller.heard(2)
     gate.set()
     await eventually("commit", lambda: controller.commits)
@@ -148,11 +148,11 @@ async def test_an_eviction_during_the_commit_is_told_with_the_same_checkpoint(
     world: World, controller: FakeController
 ) -> None:
     async def evicted() -> None:
-        await controller.command(20)
+        await controller.command()
         await controller.heard(2)
 
     controller.before_commit = evicted
-    await controller.command(20, then="stay", stay_s=60)
+    await controller.command(then="stay", stay_s=60)
     await eventually("both commits", lambda: len(controller.commits) == 2)
     assert [(commit.goes_on, commit.stays) for commit in controller.commits] == [(True, True), (False, False)]
     assert controller.commits[0].checkpoint == controller.commits[1].checkpoint

@@ -62,7 +62,7 @@ async def test_an_attempt_is_tried_once_and_trains_on(world: World, controller: 
     assert not controller.commits and not controller.failures
     for config in world.configs:
         assert not [path for path in config.image_dir.rglob("*") if path.is_file()], "nothing is kept"
-    await controller.command(20)
+    await controller.command()
     await eventually("commit", lambda: controller.commits)
     assert controller.commits[0].checkpoint.generation == FIRST + 1
     assert len(controller.trials) == 1
@@ -98,7 +98,7 @@ async def test_a_checkpoint_takes_the_place_of_a_trial_at_once(
     step = world.ranks[0].frozen[FIRST]
     for launcher in world.launchers:
         launcher.pages_written = None
-    await controller.command(20, then=then)  # type: ignore[arg-type]
+    await controller.command(then=then)  # type: ignore[arg-type]
     await eventually("commit", lambda: controller.commits)
     (commit,) = controller.commits
     assert (commit.checkpoint.generation, commit.checkpoint.step) == (FIRST, step)
@@ -114,7 +114,7 @@ async def test_a_checkpoint_that_comes_before_the_ranks_stand_is_made_at_that_st
     await world.stepped(1)
     world.ranks[0].stalled.set()
     await eventually("the barrier", lambda: any(p.phase == "barrier" for p in controller.progress))
-    await controller.command(20)
+    await controller.command()
     await controller.heard(1)
     world.ranks[0].stalled.clear()
     await eventually("commit", lambda: controller.commits)
@@ -146,7 +146,7 @@ async def test_there_is_no_trial_after_a_checkpoint(
     world = await World(folder, controller, workers=2, world_size=2).start()
     await world.stepped(3)
     assert not ended.is_set()
-    await controller.command(20, then="continue")
+    await controller.command(then="continue")
     await eventually("commit", lambda: controller.commits)
     await asyncio.wait_for(ended.wait(), 120)
     assert [tried for _, tried in dumps(world)] == [False] and not controller.trials

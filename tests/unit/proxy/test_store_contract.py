@@ -31,7 +31,12 @@ from singularity_proxy.store.trust import of_attempt
 from singularity_proxy.store.upload import Upload
 
 
-@pytest.fixture(params=["file", "encrypted", "memory", "gs", "s3", "gs by fsspec", "s3 by fsspec"])
+@pytest.fixture(
+    params=[
+        "file", "encrypted", "memory", "gs", "s3", "gs by fsspec",
+        pytest.param("s3 by fsspec", marks=pytest.mark.full),  # the client of the one, with the servers of the others
+    ]
+)  # fmt: skip
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     scheme, _, client = request.param.partition(" by ")
     monkeypatch.setenv(CLIENT, client)

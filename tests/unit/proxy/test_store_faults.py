@@ -180,4 +180,4 @@ def test_a_collection_sends_no_delete_after_its_time(tmp_path: Path, monkeypatch
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"(cannot|did not) delete .*the store went away"):
         store.collect_garbage(NAMESPACE, JOB)
-    assert len(sent) > 1 and max(sent) < began + 3.5 and time.monotonic() < began + 6
+    assert len(sent) > 1 and max(sent) < began + 33, "and not for the store's minute"

@@ -26,7 +26,7 @@ def small(rank: int, step: int, count: int = 200_000) -> dict[str, Any]:
     }
 
 
-def dies(rank: int, world: int, root: str, victim: int, phase: str, timeout_s: float = 30) -> dict[str, Any]:
+def dies(rank: int, world: int, root: str, victim: int, phase: str, timeout_s: float = 120) -> dict[str, Any]:
     """The second save loses a rank. What the others get, and after how many seconds."""
     checkpoints = Checkpoints(root, timeout_s=timeout_s)
     first = checkpoints.save(small(rank, 1), {}, step=1)

@@ -9,8 +9,8 @@ import pytest
 from torch_nursery import Nursery
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
-QUICK_S = 20
-"""Of 30 s, which is the timeout of these worlds: the ranks that are left tell each other."""
+QUICK_S = 90
+"""Of 120 s, which is the timeout of these worlds: the ranks that are left tell each other."""
 
 
 @pytest.mark.parametrize(
