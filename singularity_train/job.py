@@ -18,6 +18,7 @@ from .engines import Compute, Framework, VirtualRanks
 from .errors import ContractError, StateError, UsageError
 from .handed import Handed, Order
 from .host import Host
+from .newest import Newest
 from .parts import Parts, pack, unpack
 from .reach import Reach
 from .rehearsal import Rehearsal
@@ -249,39 +250,15 @@ class Job:
         :param expected: there has to be one
         :raises DamagedError: there are checkpoints, and none of them is whole
         """
-        ids = [] if checkpoints is None else reduce.gathered(checkpoints.ids())[0]
-        if not ids and expected:
-            raise StateError(f"{checkpoints.root}: the job has to go on from a checkpoint, and there is none in it")
-        if not ids:
-            self._promise(None, threads, require_exact)
-            self._engine.agree()
-            self._reach.agreed()
+        newest = Newest(checkpoints)
+        if newest.ids:
+            newest.take(lambda saved: self._restore_from(checkpoints, saved, threads, require_exact))
             return
-        from .storage import DamagedError
-
-        damaged: list[DamagedError] = []
-        for each in reversed(ids):
-            try:
-                self._restore_from(checkpoints, self._got(checkpoints, each), threads, require_exact)
-                return
-            except DamagedError as error:
-                log.warning("checkpoint %s cannot be restored, the one before it is tried: %s", each, error)
-                damaged.append(error)
-        raise damaged[0]
-
-    def _got(self, checkpoints: Any, identity: str) -> Any:
-        """:raises DamagedError: on all ranks, if one of them cannot read its description"""
-        from .storage import DamagedError
-
-        found, problem = None, ""
-        try:
-            found = checkpoints.get(identity)
-        except DamagedError as error:
-            problem = str(error)
-        problem = next(filter(None, reduce.gathered(problem)), "")
-        if problem:
-            raise DamagedError(problem)
-        return found
+        if expected:
+            raise StateError(f"{checkpoints.root}: the job has to go on from a checkpoint, and there is none in it")
+        self._promise(None, threads, require_exact)
+        self._engine.agree()
+        self._reach.agreed()
 
     def _restore_from(self, checkpoints: Any, saved: Any, threads: int | None, require_exact: bool) -> None:
         """:raises DamagedError: on all ranks: the checkpoint is not whole. What was restored of it is overwritten by

@@ -72,21 +72,32 @@ def attach(
     try:
         keeper = Keeper("accelerate", host, save_every)
         moving = Moving(accelerator, keeper, loader, seed)
-        micro, shuffle = sampler.batch_size, bool(keeper.past.get("shuffle", shuffles(sampler.sampler)))
-        keeper.same(seed=seed, micro=micro)
-        accelerator.gradient_accumulation_steps = keeper.accumulation(
-            global_batch_size, micro, accelerator.gradient_accumulation_steps
-        )
-        samples = keeper.samples(len(loader.dataset), whole=True)
-        if samples < keeper.global_batch:
-            raise DataError(f"data: {samples} samples are fewer than the {keeper.global_batch} of one step")
-        keeper.promise(accelerator.device, bare(model))
-        moving._words = {"micro": micro, "samples": samples, "shuffle": shuffle, "seed": seed}
-        more = {f"scheduler.{MAIN}": moving._keep_rate(scheduler)} if scheduler is not None else {}
+        more = {f"scheduler.{MAIN}": scheduler} if scheduler is not None else {}
         more |= {"scaler": accelerator.scaler} if getattr(accelerator, "scaler", None) is not None else {}
         more |= {f"extra.{name}": each for name, each in (extra or {}).items()}
         moving._parts = Parts({MAIN: bare(model)}, {MAIN: optimizer.optimizer}, more)
-        keeper.restore(moving._parts)
+
+        def fits() -> None:
+            shuffle = bool(keeper.past.get("shuffle", shuffles(sampler.sampler)))
+            keeper.same(seed=seed, micro=sampler.batch_size)
+            accelerator.gradient_accumulation_steps = keeper.accumulation(
+                global_batch_size, sampler.batch_size, accelerator.gradient_accumulation_steps
+            )
+            samples = keeper.samples(len(loader.dataset), whole=True)
+            if samples < keeper.global_batch:
+                raise DataError(f"data: {samples} samples are fewer than the {keeper.global_batch} of one step")
+            keeper.promise(accelerator.device, bare(model))
+            moving._words = {"micro": sampler.batch_size, "samples": samples, "shuffle": shuffle, "seed": seed}
+
+        def restored() -> None:
+            fits()
+            keeper.restore(moving._parts)
+
+        if keeper.saved is None:
+            fits()
+        else:
+            keeper.take(restored)
+        moving._begin(scheduler)
     except BaseException:
         host.close()
         raise
@@ -107,12 +118,18 @@ class Moving:
 
     def __init__(self, accelerator: Any, keeper: Keeper, loader: Any, seed: int) -> None:
         self._accelerator, self._keeper, self._loader, self._seed = accelerator, keeper, loader, seed
-        self.epoch, self._offset = keeper.past.get("epoch", 0), keeper.past.get("offset", 0)
-        self.step = self._began = keeper.saved.step if keeper.saved is not None else 0
+        self.epoch = self._offset = self.step = self._began = 0
         self.finished = False
         self._words: dict[str, Any] = {}
         self._rate_steps = 1
         self._parts: Any = None
+
+    def _begin(self, scheduler: Any) -> None:
+        """Be where the checkpoint is that was restored."""
+        keeper = self._keeper
+        self.epoch, self._offset = keeper.past.get("epoch", 0), keeper.past.get("offset", 0)
+        self.step = self._began = keeper.saved.step if keeper.saved is not None else 0
+        self._keep_rate(scheduler)
 
     @property
     def stop_requested(self) -> bool:
@@ -185,15 +202,14 @@ class Moving:
         kept = {**self._words, "epoch": self.epoch, "offset": self._offset, "rate_steps": self._rate_steps}
         return self._parts, kept
 
-    def _keep_rate(self, scheduler: Any) -> Any:
-        """The scheduler, which makes as many steps per update as in the first attempt."""
+    def _keep_rate(self, scheduler: Any) -> None:
+        """The scheduler makes as many steps per update as in the first attempt."""
         if not isinstance(scheduler, AcceleratedScheduler) or not scheduler.step_with_optimizer:
-            return scheduler
+            return
         workers = 1 if scheduler.split_batches else self._keeper.world_size
         self._rate_steps = int(self._keeper.past.get("rate_steps", workers))
         scheduler.split_batches = True
         scheduler.scheduler = _Repeated(scheduler.scheduler, self._rate_steps)
-        return scheduler
 
 
 class _Repeated:

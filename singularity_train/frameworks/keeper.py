@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,11 @@ from ..errors import ContractError, DataError, StateError, UsageError
 from ..handed import Handed
 from ..host import Host
 from ..job import FORMAT, SAVE_S
+from ..newest import Newest
 from ..parts import Parts
+from ..storage.folder import Folder
+
+Made = TypeVar("Made")
 
 
 def _has_statistics(module: Any) -> bool:
@@ -34,6 +38,7 @@ class Keeper:
     :param save_every: steps between two checkpoints; None: only at a stop and at the end
     :raises UsageError: `save_every` is too small, or only some ranks have a folder
     :raises StateError: the folder's checkpoints were made by another adapter, or the one to begin with is not there
+    :raises DamagedError: there are checkpoints, and none can be read
     """
 
     def __init__(self, framework: str, host: Host, save_every: int | None) -> None:
@@ -52,19 +57,40 @@ class Keeper:
         self._handed = Handed()
         self._pending: Future[str] | None = None
         self._saved_step = -1
-        self.saved = None if self._first is None else self._first.latest()
-        if self.saved is None and start is not None:
+        self._newest = Newest(self._first)
+        if start is not None and not self._newest.ids:
             raise StateError(f"{start}: the job has to go on from a checkpoint, and there is none in it")
+        self.begins = None if not self._newest.ids else Folder(self._first.root).path(self._newest.ids[-1])
+        """The newest checkpoint, also where it is damaged: what is known before the ranks have met."""
+        self.saved: Any = None
+        """That the training goes on from."""
         self.past: dict[str, Any] = {}
         """What the adapter has stored; empty in the first attempt."""
-        if self.saved is not None:
-            by = self.saved.meta.get("framework")
-            if self.saved.meta.get("format") != FORMAT or not by or by["name"] != framework:
+        if self._newest.ids:
+            self.take(lambda: None)
+
+    def take(self, way: Callable[[], Made]) -> Made:
+        """What `way` makes of `saved` and `past`, which are of the newest checkpoint that it finds whole. Collective.
+
+        :param way: may be called again, with the checkpoint before; see `Newest.take`
+        :raises DamagedError: none is whole
+        """
+
+        def one(saved: Any) -> Made:
+            by = saved.meta.get("framework")
+            if saved.meta.get("format") != FORMAT or not by or by["name"] != self.framework:
                 raise StateError(
-                    f"checkpoint {self.saved.id}: it is not one of the adapter {framework} in format {FORMAT}. "
+                    f"checkpoint {saved.id}: it is not one of the adapter {self.framework} in format {FORMAT}. "
                     "Go on with what wrote it, or give another folder to begin anew."
                 )
-            self.past, self._saved_step = dict(by), self.saved.step
+            self.saved, self.past, self._saved_step = saved, dict(by), saved.step
+            return way()
+
+        try:
+            return self._newest.take(one)
+        except Exception as error:
+            not_restored(self.host, error)
+            raise
 
     def accumulation(self, wanted: int | None, micro: int, present: int) -> int:
         """Micro-batches of each worker per step.
@@ -197,21 +223,15 @@ class Keeper:
         return parts.tree(), {"format": FORMAT, "framework": by, **parts.describe()}
 
     def restore(self, parts: Parts) -> None:
-        """Go on from the last checkpoint, in place, if there is one. Collective.
+        """Go on from `saved`, in place: a way for `take`. Collective.
 
         :raises ModelChangedError, OptimizerChangedError: it is one of another training
         :raises DamagedError: it is not whole
         """
-        if self.saved is None:
-            return
         parts.compare(self.saved.meta)
         parts.prepare(self.saved.meta)
         loaded = parts.with_extra_of(self.saved.meta, parts.tree())
-        try:
-            self._first.load(self.saved, loaded)
-        except Exception as error:
-            not_restored(self.host, error)
-            raise
+        self._first.load(self.saved, loaded)
         parts.apply(loaded)
 
     def close(self) -> None:

@@ -233,14 +233,18 @@ class StateIO(CheckpointIO):  # type: ignore[misc]
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         keeper = self._callback._running()
-        saved = keeper.saved
-        if saved is None or Path(path) != saved.path:
+        if keeper.begins is None or Path(path) != keeper.begins:
             options = {} if map_location is None else {"map_location": map_location}
             loaded: dict[str, Any] = self._inner.load_checkpoint(path, weights_only=weights_only, **options)
             return loaded
-        Parts({MAIN: self._trainer.lightning_module}, {}, {}).compare_models(saved.meta)
-        source = Source(BlobReader(keeper.root, saved.id), None)
-        made = lightning_checkpoint(portable(source.nested(), saved.meta, saved.step))
+        return keeper.take(self._read)
+
+    def _read(self) -> dict[str, Any]:
+        """:raises DamagedError: the checkpoint is not whole"""
+        keeper = self._callback._running()
+        Parts({MAIN: self._trainer.lightning_module}, {}, {}).compare_models(keeper.saved.meta)
+        source = Source(BlobReader(keeper.root, keeper.saved.id), None)
+        made = lightning_checkpoint(portable(source.nested(), keeper.saved.meta, keeper.saved.step))
         before = int(keeper.past["accumulation"])
         now = int(keeper.past["global_batch"]) // int(keeper.past["micro"]) // keeper.world_size
         return rescaled(made, before, max(now, 1))

@@ -32,7 +32,7 @@ from ..host import Host, of_environment
 from ..parts import MAIN, Parts
 from ..portable import as_trainer
 from ..reduce import gathered, world
-from ..storage import StateStorageError
+from ..storage import DamagedError, StateStorageError
 from ..storage.export import export
 from .keeper import Keeper
 
@@ -148,16 +148,21 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Any, keeper: Keeper, global_batch_size: int | None) -> None:
         self._trainer, self._keeper, self._folder, self._micro = trainer, keeper, "", 0
         self._began = 0
+        self._global_batch = global_batch_size
+        self._fits()
+
+    def _fits(self) -> None:
+        """Check the Trainer against the checkpoint that it goes on from, if there is one."""
+        keeper, args = self._keeper, self._trainer.args
         self.finished = bool(keeper.past.get("finished"))
-        args = trainer.args
         args.gradient_accumulation_steps = keeper.accumulation(
-            global_batch_size, args.per_device_train_batch_size, args.gradient_accumulation_steps
+            self._global_batch, args.per_device_train_batch_size, args.gradient_accumulation_steps
         )
-        self._samples = keeper.samples(len(trainer.train_dataset), whole=False)
+        self._samples = keeper.samples(len(self._trainer.train_dataset), whole=False)
         keeper.same(seed=args.seed if args.data_seed is None else args.data_seed)
         if keeper.saved is not None:
-            Parts({MAIN: trainer.model}, {}, {}).compare_models(keeper.saved.meta)
-        keeper.promise(args.device, trainer.model)
+            Parts({MAIN: self._trainer.model}, {}, {}).compare_models(keeper.saved.meta)
+        keeper.promise(args.device, self._trainer.model)
 
     @property
     def stop_requested(self) -> bool:
@@ -178,10 +183,15 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
         A folder of temporary files, one for each machine. It is removed when it is loaded.
 
         :raises StateError: it cannot be written, or the checkpoint cannot be read
+        :raises DamagedError: no checkpoint is whole
         """
         if self._keeper.saved is not None and not self._folder:
-            self._folder = _unpacked(self._keeper.root, self._keeper.saved.id, self._keeper.rank)
+            self._folder = self._keeper.take(self._unpacked)
         return self._folder or None
+
+    def _unpacked(self) -> str:
+        self._fits()
+        return _unpacked(self._keeper.root, self._keeper.saved.id, self._keeper.rank)
 
     # --- events of the Trainer ------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -276,19 +286,22 @@ def _innermost(loader: Any) -> Any:
 def _unpacked(root: Any, checkpoint: str, rank: int) -> str:
     """A folder of the Trainer's format that the first rank of each machine writes. Collective.
 
-    :raises StateError: on all ranks
+    :raises StateError, DamagedError: on all ranks
     """
     machines = gathered(socket.gethostname())
     leader = machines.index(machines[rank])
-    made = failed = ""
+    made = ""
+    failed: Exception | None = None
     if rank == leader:
         try:
             made = str(Path(tempfile.mkdtemp(prefix="singularity-")) / "checkpoint")
             export(root, made, "trainer", checkpoint=checkpoint, writers={"trainer": as_trainer})
+        except DamagedError as error:
+            failed = error
         except (StateStorageError, OSError) as error:
-            failed = f"checkpoint {checkpoint}: {error}"
+            failed = StateError(f"checkpoint {checkpoint}: {error}")
     answers = gathered((made, failed))
-    wrong = next((each for _, each in answers if each), "")
+    wrong = next((each for _, each in answers if each), None)
     if wrong:
-        raise StateError(wrong)
+        raise wrong
     return str(answers[leader][0])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+from state_damage import spoil
 from torch_nursery import Nursery
 
 REFUSED = {
@@ -84,20 +84,6 @@ def test_where_all_are_damaged_nothing_begins_anew(nursery: Nursery, root: Path)
         spoil(root, each, None, "manifest")
     for each in nursery.ask(2, "reach_programs:resumed", stop=None, grace_s=30, **words):
         assert each["raised"] == "DamagedError" and "the manifest is damaged" in each["message"], each
-
-
-def spoil(root: Path, checkpoint: Path, other: Path | None, damage: str) -> None:
-    manifest = checkpoint / "manifest.json"
-    if damage == "manifest":
-        manifest.write_bytes(manifest.read_bytes()[:-20])
-        return
-    both = [json.loads((each / "manifest.json").read_text())["blobs"] for each in (checkpoint, other) if each]
-    path = root / "blobs" / sorted({*both[0]}.difference(*both[1:]))[0]
-    data = path.read_bytes()
-    if damage == "lost":
-        path.unlink()
-    else:
-        path.write_bytes(data[:-1] if damage == "torn" else data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def test_what_changes_late_is_in_the_verdict(nursery: Nursery) -> None:

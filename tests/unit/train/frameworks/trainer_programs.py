@@ -91,8 +91,9 @@ def train(
     )
     moving = adapter.attach(trainer, directory=directory, global_batch_size=8)
     trainer.add_callback(type("Steps", (TrainerCallback,), {"on_step_begin": lambda *a, **k: seen.append([])})())
+    folder = moving.checkpoint
     began = 0 if moving._keeper.saved is None else moving._keeper.saved.step
-    trainer.train(resume_from_checkpoint=moving.checkpoint)
+    trainer.train(resume_from_checkpoint=folder)
     return {
         "began": began, "step": trainer.state.global_step, "seen": seen, "losses": noted.losses,
         "finished": moving.finished, "stopped": moving.stop_requested, "verdict": moving.verdict.value,
