@@ -95,7 +95,6 @@ def attach(
     given, optimizers = named(model), named(optimizer)
     models = {name: bare(each) for name, each in given.items()}
     _check(given, models, optimizers, virtual_ranks, workers)
-    refuse(models, optimizers)
     for what, value in (("steps", steps), ("epochs", epochs), ("save_every", save_every), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{what} = {value}: give 1 or more, or None")
@@ -185,6 +184,8 @@ def _check(
     for name, each in models.items():
         if not isinstance(each, torch.nn.Module) or not any(True for _ in each.parameters()):
             raise UsageError(f"model {name}: {type(each).__name__} is no torch.nn.Module with parameters")
+    # First: a wrapper has state at once, and some are no optimizers of torch.
+    refuse(models, optimizers)
     for name, each in optimizers.items():
         if not isinstance(each, torch.optim.Optimizer):
             raise UsageError(f"optimizer {name}: {type(each).__name__} is no torch.optim.Optimizer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,26 @@ from .errors import StateError
 
 State = Callable[[], tuple[dict[str, Any], Mapping[str, Any]]]
 """Makes the tree of values and the description of a checkpoint."""
+log = logging.getLogger("singularity_train")
+
+
+def savable(state: State) -> None:
+    """Make what a checkpoint would have, and drop it: what cannot be stored ends a job in its first minute, and not at
+    its first stop. Collective.
+
+    :raises StateError: on all ranks, with the rank where it happened
+    """
+    from .storage import check
+
+    problem = ""
+    try:
+        check(*state())
+    except Exception as error:
+        problem = f"rank {reduce.world()[0]}: {error}"
+        log.debug("the state cannot be saved", exc_info=True)
+    problem = next(filter(None, reduce.gathered(problem)), "")
+    if problem:
+        raise StateError(f"after the first step the state cannot be saved, and a stop would lose it. {problem}")
 
 
 class Order:

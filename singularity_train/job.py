@@ -16,7 +16,7 @@ from . import contract, reduce, rng
 from .data import Read, Source
 from .engines import Compute, Framework, VirtualRanks
 from .errors import ContractError, StateError, UsageError
-from .handed import Handed, Order
+from .handed import Handed, Order, savable
 from .host import Host
 from .newest import Newest
 from .parts import Parts, pack, unpack
@@ -64,7 +64,7 @@ class Job:
         self._loss: float | None = None
         self._open: Step | None = None
         self._batches = Read(source)
-        self._wants_save = self._wants_end = self._ended = self._saving = self._closed = False
+        self._wants_save = self._wants_end = self._ended = self._saving = self._looked = self._closed = False
         self._pending: Future[str] | None = None
         self._handed = Handed()
         self._saved_step = -1
@@ -191,6 +191,9 @@ class Job:
     def _boundary(self) -> None:
         """Between two steps: the update is made, the position is that of the next step."""
         self._inexact(self._reach.end_step(self.step - 1))
+        if not self._looked:
+            self._looked = True
+            savable(self._state)
         self._host.report(asdict(self.progress))
         self._host.boundary(self.step, self._write_to)
         due = self._save_every is not None and self.step % self._save_every == 0

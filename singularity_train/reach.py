@@ -45,7 +45,8 @@ def refuse(models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
                 "batch, and each rank here reads its own. Use fully_shard alone, or the process engine."
             )
     for name, optimizer in optimizers.items():
-        inner = next((key for key, value in vars(optimizer).items() if isinstance(value, torch.optim.Optimizer)), "")
+        held = getattr(optimizer, "__dict__", {})
+        inner = next((key for key, value in held.items() if isinstance(value, torch.optim.Optimizer)), "")
         if inner:
             raise UsageError(
                 f"optimizer {name}: {type(optimizer).__name__} wraps another optimizer ({inner}), whose state its own "

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from .. import contract, reduce, rng
 from ..attach import checkpoints_of, not_restored
 from ..errors import ContractError, DataError, StateError, UsageError
-from ..handed import Handed
+from ..handed import Handed, savable
 from ..host import Host
 from ..job import FORMAT, SAVE_S
 from ..newest import Newest
@@ -46,7 +46,7 @@ class Keeper:
             raise UsageError(f"save_every = {save_every}: give 1 or more, or None")
         self.framework, self.host, self._save_every = framework, host, save_every
         self.rank, self.world_size = reduce.world()
-        self.stop_requested = self.due = False
+        self.stop_requested = self.due = self._looked = False
         self.reasons: list[contract.Reason] = []
         """Why the losses differ from those of a run that was never moved, as far as the library can know."""
         start = host.start()
@@ -212,7 +212,11 @@ class Keeper:
         """Between two steps, after `step` of them: the host may wait here, and have the state saved. Collective.
 
         :param made: the training, and what the adapter needs besides, as for `save`
+        :raises StateError: on all ranks, after the first step: it cannot be saved
         """
+        if not self._looked:
+            self._looked = True
+            savable(lambda: self._described(*made()))
         self.host.boundary(step, lambda folder: self._handed.save(folder, lambda: self._described(*made()), step))
 
     def _described(self, parts: Parts, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

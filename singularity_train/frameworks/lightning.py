@@ -27,6 +27,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from .. import rng
 from ..contract import Verdict
@@ -159,6 +160,8 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         # Lightning's own handler talks to the other ranks as soon as one of them gets the signal, which may hang.
         if isinstance(keeper.host, LocalHost):
             keeper.host.listen()
+        # Lightning forgets that a callback has ended the training, and would train until it does so once more.
+        trainer.should_stop |= bool(keeper.past.get("early"))
         keeper.host.attached(trainer.global_step)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -185,9 +188,23 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         keeper.boundary(step, lambda: self._made(trainer, trainer.current_epoch, offset))
         if keeper.stop_requested:
             self.stop_requested = True
-            _end(trainer)
+            self._end(trainer)
         if keeper.stop_requested or keeper.due:
             self._save(trainer, trainer.current_epoch, offset, wait=keeper.stop_requested)
+
+    def _end(self, trainer: Any) -> None:
+        """End the epoch after this step, without a validation that nobody waits for."""
+        trainer.should_stop = True
+        trainer.limit_val_batches = 0
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+        trainer.callbacks = [self, *(each for each in trainer.callbacks if each is not self)]
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """:raises _TunerExitException: the epoch was left by a stop: `fit` returns. Its end belongs to a later attempt,
+        and EarlyStopping, a checkpoint of the best or the module itself would miss what only a whole epoch has
+        """
+        if self.stop_requested:
+            raise _TunerExitException
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if not self.stop_requested:
@@ -214,7 +231,7 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         )
         kept = {
             **self._words, "epoch": epoch, "offset": offset, "accumulation": trainer.accumulate_grad_batches,
-            "finished": self.finished,
+            "finished": self.finished, "early": self.finished and trainer.should_stop,
         }  # fmt: skip
         return parts, kept
 
@@ -303,13 +320,6 @@ def _rest(trainer: Any) -> dict[str, Any]:
     if isinstance(packed[0], str):
         raise StateError(packed[0])
     return dict(unpack(packed[0]))
-
-
-def _end(trainer: Any) -> None:
-    """End `fit` after this step, without a validation that nobody waits for."""
-    trainer.should_stop = True
-    trainer.limit_val_batches = 0
-    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
 def _refuse(trainer: Any, module: Any) -> None:

@@ -3,7 +3,7 @@
 Nothing here knows what a value means to the training, or when it is saved.
 """
 
-from .checkpoints import Checkpoints, Figures, Saved
+from .checkpoints import Checkpoints, Figures, Saved, check
 from .errors import (
     ArgumentError,
     DamagedError,
@@ -21,4 +21,5 @@ from .writer import BlobWriter
 __all__ = [
     "ArgumentError", "BlobReader", "BlobWriter", "Checkpoints", "DamagedError", "Figures", "FormatError",
     "LostRankError", "MismatchError", "NoSpaceError", "Saved", "StateStorageError", "UnsavableError", "WriteError",
+    "check",
 ]  # fmt: skip

@@ -211,9 +211,8 @@ class Checkpoints:
             planner.set_up_planner(dict(state), None, self._ranks.leads)
             local = planner.create_local_plan()
             change = SAME if self._plan is not None and _same(local, self._plan.local) else CHANGED
-        except ValueError as error:  # also two keys that are the same name once they are joined by dots
-            ours = isinstance(error, StateStorageError)
-            local = error if ours else UnsavableError(f"state: {error}; rename one of them")
+        except ValueError as error:
+            local = _doubled(error)
         except Exception as error:
             local = error
         highest = self._ranks.highest(change)
@@ -260,6 +259,25 @@ class Checkpoints:
         begun.writer.finish(begun.plan.metadata, [each.results for each in given])
         self._folder.sweep(self._keep)
         return begun.writer.id
+
+
+def check(state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Whether `save` could store it, as far as this rank alone can know. Nothing is written or copied.
+
+    :raises ArgumentError, UnsavableError: it names what cannot be stored
+    """
+    _check(meta, 0)
+    planner = SavePlanner()
+    try:
+        planner.set_up_planner(dict(state), None, True)
+    except ValueError as error:
+        raise _doubled(error) from error
+    planner.create_local_plan()
+
+
+def _doubled(error: ValueError) -> StateStorageError:
+    """Also two keys that are the same name once they are joined by dots."""
+    return error if isinstance(error, StateStorageError) else UnsavableError(f"state: {error}; rename one of them")
 
 
 def _check(meta: Mapping[str, Any], step: int) -> None:

@@ -266,6 +266,7 @@ def test_a_script_that_has_not_attached_is_refused_at_once(pod: Make) -> None:
 def test_state_that_cannot_be_stored_fails_the_checkpoint_and_not_the_job(pod: Make) -> None:
     made = pod("spoilt", fresh([0, 1], 2, free_port()), "spoil").start()
     made.wait_event("started")
+    until(lambda: len(steps(made)) > 1, "it trains", made)
     (made.work(1) / "cwd/spoil").touch()
     stop({0: made, 1: made}, 5, 3)
     refused = made.wait_event("dump_failed")

@@ -45,6 +45,28 @@ class Wrapped(torch.optim.Optimizer):
         self.inner.step()
 
 
+class Eager(Wrapped):
+    """As that of pytorch_optimizer: it has slow weights before the first step."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["slow"] = parameter.detach().clone()
+
+
+class Around:
+    """As the wrapper of schedulefree: no optimizer of torch."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+
+class Unsavable(torch.optim.SGD):
+    def step(self) -> None:
+        super().step()
+        self.state[self.param_groups[0]["params"][0]]["made"] = object()
+
+
 class Hidden(torch.optim.Optimizer):
     """Momentum in an attribute."""
 
@@ -211,10 +233,15 @@ class ScheduleFree(torch.optim.Optimizer):
                 state["z"].sub_(parameter.grad, alpha=group["lr"])
 
 
-def own(kind: Any, wrap: bool = False) -> int:
+def own(kind: Any, wrap: Any = None) -> int:
     model = small()
     inner = kind(model.parameters())
-    return run(model, Wrapped(inner) if wrap else inner)
+    return run(model, wrap(inner) if wrap else inner)
+
+
+def unsavable_extra() -> int:
+    state = {"a": object(), "b": torch.zeros(2)}
+    return run(small(), extra={"ema": SimpleNamespace(state_dict=lambda: state, load_state_dict=state.update)})
 
 
 class BufferShuffledExamplesIterable:
@@ -268,7 +295,11 @@ CASES = {
     "average that begins too late": lambda: rarely_averaging(17),
     "lazy module": lambda: run(small(nn.LazyLinear(4))),
     "counting": lambda: own(Counting),
-    "wrapper": lambda: own(torch.optim.SGD, wrap=True),
+    "wrapper": lambda: own(torch.optim.SGD, Wrapped),
+    "wrapper with state": lambda: own(torch.optim.SGD, Eager),
+    "wrapper that is no optimizer": lambda: own(torch.optim.SGD, Around),
+    "unsavable": lambda: own(Unsavable),
+    "unsavable extra": unsavable_extra,
     "hidden": lambda: own(Hidden),
     "global": lambda: own(Global),
     "more": lambda: own(More),

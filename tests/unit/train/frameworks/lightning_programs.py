@@ -61,11 +61,13 @@ class Net(pl.LightningModule):
 
 def trainer_of(world: int, callbacks: list[Any], **options: Any) -> pl.Trainer:
     os.environ.update(TORCHELASTIC_RUN_ID="tiny", GROUP_RANK="0")
-    given = {"strategy": "ddp" if world > 1 else "auto", "max_epochs": 2, "gradient_clip_val": 0.5}
+    given = {
+        "strategy": "ddp" if world > 1 else "auto", "max_epochs": 2, "gradient_clip_val": 0.5,
+        "enable_checkpointing": False, "accumulate_grad_batches": 2,
+    }  # fmt: skip
     return pl.Trainer(
-        accelerator="cpu", devices=world, callbacks=callbacks, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-        **{**given, "accumulate_grad_batches": 2, **options},
+        accelerator="cpu", devices=world, callbacks=callbacks, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, **{**given, **options},
     )  # fmt: skip
 
 
@@ -89,6 +91,34 @@ def train(
         "state": digest(model.state_dict(), trainer.optimizers[0].state_dict()["state"]),
         "weights": [each.tolist() for each in model.state_dict().values()], "epoch": trainer.current_epoch,
         "rate": trainer.lr_scheduler_configs[0].scheduler.get_last_lr(),
+    }  # fmt: skip
+
+
+class Judged(Net):
+    """Has a figure after each epoch, which begins to grow in the third."""
+
+    def on_train_epoch_end(self) -> None:
+        assert len(self.seen[max(self.seen)]) == 2 * 2, "a whole step"
+        self.ends = [*getattr(self, "ends", []), self.trainer.global_step]
+
+    def validation_step(self, batch: Any, place: int) -> None:
+        super().validation_step(batch, place)
+        self.log("val", float(abs(2 - self.trainer.current_epoch)))
+
+
+def judged(rank: int, world: int, directory: str | None, stop: int | None) -> dict[str, Any]:
+    """With an EarlyStopping that looks at the end of each epoch, where a stop in the middle has nothing to look at."""
+    model = Judged(stop)
+    moving = SingularityCallback(directory=directory, seed=3)
+    judge = pl.callbacks.EarlyStopping("val", patience=2)
+    best = pl.callbacks.ModelCheckpoint(f"{directory}-best-{stop}", monitor="val")
+    trainer = trainer_of(world, [judge, moving, best], enable_checkpointing=True, max_epochs=9)
+    loader = DataLoader(Numbered(), 2, shuffle=True)
+    trainer.fit(model, loader, DataLoader(Numbered(4), 2), ckpt_path=moving.checkpoint)
+    return {
+        "steps": sorted(model.seen), "finished": moving.finished, "step": trainer.global_step,
+        "ends": getattr(model, "ends", []), "state": digest(model.state_dict()),
+        "judge": [judge.wait_count, judge.stopped_epoch, float(judge.best_score)],
     }  # fmt: skip
 
 

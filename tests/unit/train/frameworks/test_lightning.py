@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from moves import STEPS, far, play, samples
@@ -37,6 +38,24 @@ def test_the_same_workers_have_the_same_bits(ranks: Nursery, place: Path, world:
     assert [each["state"] for each in attempts[-1]] == [each["state"] for each in reference[0]]
     assert list(chain(*(each[0]["losses"] for each in attempts))) == reference[0][0]["losses"]
     assert all(each["verdict"] == "unchecked" for found in attempts for each in found)
+
+
+def test_a_callback_that_ends_the_training_is_stopped_in_the_middle_of_an_epoch(ranks: Nursery, place: Path) -> None:
+    """Epochs have 13 steps. EarlyStopping ends the third attempt after 5 epochs, and the fourth makes no step."""
+
+    def attempt(stop: int | None, directory: str | None = str(place)) -> dict[str, Any]:
+        (found,) = ranks.run(1, "lightning_programs:judged", directory=directory, stop=stop)
+        return dict(found)
+
+    whole = attempt(None, None)
+    first, second, third, fourth = (attempt(stop) for stop in (5, 20, None, None))
+    assert (first["ends"], first["finished"]) == ([], False) and first["steps"] == [*range(5)]
+    assert (second["ends"], second["finished"]) == ([13], False) and second["steps"] == [*range(5, 20)]
+    assert whole["step"] == 5 * 13 and whole["ends"] == second["ends"] + third["ends"]
+    assert {key: third[key] for key in ("state", "judge", "step")} == {
+        key: whole[key] for key in ("state", "judge", "step")
+    }
+    assert fourth == {**third, "steps": [], "ends": [], "finished": True}
 
 
 WRONG = {
