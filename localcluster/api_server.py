@@ -27,7 +27,7 @@ from kueue_integration.kube.resources import Kind, Object
 from .errors import LocalClusterError
 
 ADMIN = "admin"
-START_S = 90.0
+START_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _until_ready(server: ApiServer, processes: Sequence[subprocess.Popen[bytes]]
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -19,7 +19,7 @@ NO_HELM = "no helm: put it on PATH or in SINGULARITY_HELM"
 
 
 def helm(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=120, check=False)
 
 
 def render(*sets: str, values: str = "", served: Sequence[str] = ()) -> dict[tuple[str, str], dict[str, Any]]:

@@ -80,7 +80,7 @@ class Policies:
             if made["kind"] in _INSTALLED:
                 self._make(made)
         first = self.job("until-it-holds")
-        self.eventually(lambda: self.suspend(first), "the hold is in force")
+        self.eventually(lambda: (self.renew(), self.suspend(first))[1], "the hold is in force")
         self.eventually(lambda: self._refused(first), "the annotations are guarded")
         host = {"containers": [{"name": "c", "image": "c"}], "hostPID": True}
         bad = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bad", "namespace": TRAINS}, "spec": host}

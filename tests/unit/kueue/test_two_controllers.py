@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from base64 import b64decode
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import two_controllers as two
@@ -21,10 +20,38 @@ from kueue_integration.kube.resources import MUTATING_WEBHOOK, SECRET
 NAME = job_names.KEYS_SECRET
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with two_controllers(tmp_path) as found:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with two_controllers(tmp_path_factory.mktemp("two")) as found:
         yield found
+
+
+def test_a_controller_that_no_pod_could_reach_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken, (health,) = other.getsockname()[1], two.free_ports(1)
+        monkeypatch.setattr(two, "free_ports", lambda count: [taken, health])
+        cluster.start("a")
+        process = cluster.running["a"]
+        cluster.until(lambda: process.poll() is not None, "its process has ended")
+        assert process.poll() == 1
+    assert "address already in use" in (cluster.folder / "a.log").read_text()
+
+
+def test_the_controllers_account_reads_no_other_secret(cluster: Cluster) -> None:
+    kube = cluster.kube
+    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "other", "namespace": SYSTEM}})
+    account = connect(str(cluster.config))
+    assert account.get(SECRET, SYSTEM, NAME)["metadata"]["name"] == NAME
+    for act in (
+        lambda: account.get(SECRET, SYSTEM, "other"),
+        lambda: account.list(SECRET, SYSTEM),
+        lambda: account.patch(SECRET, SYSTEM, "other", {"data": {}}),
+        lambda: account.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "n", "namespace": SYSTEM}}),
+    ):
+        with pytest.raises(KubeError, match="403"):
+            act()
 
 
 def test_two_controllers_share_their_keys_over_deaths_rotations_and_deletions(cluster: Cluster) -> None:
@@ -66,31 +93,3 @@ def test_two_controllers_share_their_keys_over_deaths_rotations_and_deletions(cl
     kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME, "namespace": SYSTEM}})
     cluster.until(lambda: kube.get(SECRET, SYSTEM, NAME).get("data") == data, "the keys are written from memory")
     assert cluster.bundle() == new and all(cluster.reaches(old, name) for name in ("a", "b"))
-
-
-def test_a_controller_that_no_pod_could_reach_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        taken, (health,) = other.getsockname()[1], two.free_ports(1)
-        monkeypatch.setattr(two, "free_ports", lambda count: [taken, health])
-        cluster.start("a")
-        process = cluster.running["a"]
-        cluster.until(lambda: process.poll() is not None, "its process has ended")
-        assert process.poll() == 1
-    assert "address already in use" in (cluster.folder / "a.log").read_text()
-
-
-def test_the_controllers_account_reads_no_other_secret(cluster: Cluster) -> None:
-    kube = cluster.kube
-    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "other", "namespace": SYSTEM}})
-    account = connect(str(cluster.config))
-    assert account.get(SECRET, SYSTEM, NAME)["metadata"]["name"] == NAME
-    for act in (
-        lambda: account.get(SECRET, SYSTEM, "other"),
-        lambda: account.list(SECRET, SYSTEM),
-        lambda: account.patch(SECRET, SYSTEM, "other", {"data": {}}),
-        lambda: account.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "n", "namespace": SYSTEM}}),
-    ):
-        with pytest.raises(KubeError, match="403"):
-            act()

@@ -126,6 +126,7 @@ def test_before_attach_the_processes_are_saved_alone(pod: Make) -> None:
     assert late.wait() == 0, late.log()
 
 
+@pytest.mark.full  # `test_state_pods` and `test_agent_guard` show each half
 def test_state_that_cannot_be_saved_refuses_the_checkpoint_and_the_job_trains_on(pod: Make) -> None:
     one = pod("spoilt", fresh([0, 1], free_port()), "spoil").start()
     until(lambda: len(steps(one)) > 2, "it trains", one)

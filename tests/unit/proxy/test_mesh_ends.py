@@ -42,7 +42,7 @@ async def _restart(world: World, index: int) -> None:
     world.sidecars[index] = asyncio.create_task(sidecar.run(world.configs[index], world.stops[index]))
 
 
-@pytest.mark.parametrize("early", [(0,), (2,), (0, 1)])
+@pytest.mark.parametrize("early", [(0,), pytest.param((2,), marks=pytest.mark.full), (0, 1)])
 async def test_a_pod_whose_ranks_have_ended_waits_for_the_others(world: World, early: tuple[int, ...]) -> None:
     await _end_of(world, *early)
     others = [rank for pod, launcher in enumerate(world.launchers) if pod not in early for rank in launcher.ranks]
@@ -101,7 +101,10 @@ async def _committed(controller: FakeController, number: int) -> CheckpointRef:
 
 @pytest.mark.parametrize(
     ("early", "workers"),
-    [((0,), 3), ((0,), 2), ((1, 2), 4), ((2, 3), 1), ((0, 1), 2), ((0, 1, 2), 4), ((3,), 2), ((0, 1, 3), 3)],
+    [
+        *[((0,), 3), ((1, 2), 4), ((2, 3), 1), ((0, 1, 3), 3)],
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (((0,), 2), ((0, 1), 2), ((0, 1, 2), 4), ((3,), 2))),
+    ],
 )
 async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
     world: World, controller: FakeController, folder: Path, early: tuple[int, ...], workers: int
@@ -177,7 +180,7 @@ async def test_a_rank_that_fails_frees_those_that_wait(world: World, waiting: in
     assert world.launchers[other].exit_code is None, "what becomes of running ranks is their launcher's business"
 
 
-@pytest.mark.parametrize(("gone", "waiting"), [(0, 1), (2, 0), (2, 1)])
+@pytest.mark.parametrize(("gone", "waiting"), [(0, 1), (2, 0), pytest.param(2, 1, marks=pytest.mark.full)])
 async def test_a_pod_that_is_gone_frees_those_that_wait(
     world: World, monkeypatch: pytest.MonkeyPatch, gone: int, waiting: int
 ) -> None:
@@ -200,7 +203,7 @@ async def test_a_pod_that_is_gone_frees_those_that_wait(
     await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == exit_codes.STOPPED)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("index", [0, 1, pytest.param(2, marks=pytest.mark.full)])
 async def test_a_sidecar_that_is_started_anew_learns_that_its_ranks_have_ended(world: World, index: int) -> None:
     await _end_of(world, 0, 1)
     await _restart(world, index)

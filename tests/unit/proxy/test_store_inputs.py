@@ -23,7 +23,7 @@ BIG = 20 * MIB
 """Two parts of a request."""
 
 
-@pytest.fixture(params=["file", "gs", "s3", "gs by fsspec", "s3 by fsspec"])
+@pytest.fixture(params=["file", "gs", "s3", "gs by fsspec", pytest.param("s3 by fsspec", marks=pytest.mark.full)])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     scheme, _, client = request.param.partition(" by ")
     monkeypatch.setenv(backend.CLIENT, client)

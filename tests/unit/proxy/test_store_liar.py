@@ -58,7 +58,7 @@ def page_in_part(answer: Answer, whole: bytes) -> Answer:
 LIES: list[Lie] = [other_range, other_range_said, short, old_version, whole_object, page, page_in_part]
 
 
-@pytest.fixture(params=["gs", "s3"])
+@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.full)])
 def liar(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, LyingServer]]:
     """A store in an empty bucket, and what stands before its server."""
     url: str = request.getfixturevalue(f"{request.param}_url")

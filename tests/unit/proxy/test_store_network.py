@@ -22,7 +22,7 @@ SIZE = 12 * MIB
 """Of what does not compress in an image: two packs."""
 
 
-@pytest.fixture(params=["gs", "s3", "gs by fsspec", "s3 by fsspec"])
+@pytest.fixture(params=["gs", "s3", "gs by fsspec", pytest.param("s3 by fsspec", marks=pytest.mark.full)])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of an empty bucket."""
     scheme, _, client = request.param.partition(" by ")

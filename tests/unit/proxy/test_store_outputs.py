@@ -48,7 +48,9 @@ def there(url: str) -> dict[str, bytes]:
     return {name: store.read(name) or b"" for name in names}
 
 
-@pytest.fixture(params=["file", "memory", "gs", "s3", "gs by fsspec", "s3 by fsspec"])
+@pytest.fixture(
+    params=["file", "memory", "gs", "s3", "gs by fsspec", pytest.param("s3 by fsspec", marks=pytest.mark.full)]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     scheme, _, client = request.param.partition(" by ")
     monkeypatch.setenv(backend.CLIENT, client)
