@@ -105,13 +105,10 @@ def test_the_secret_of_a_worker_that_was_lost_is_made_by_the_next_try(
             raise SystemExit("killed")
         return create(obj, dry_run)
 
-    monkeypatch.setattr(kube, "create", lost)
-    monkeypatch.setattr(kube, "delete", lambda *args, **kwargs: None)  # a killed worker takes nothing back
-    with pytest.raises(SystemExit):
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr(kube, "create", lost)
+        killed.setattr(kube, "delete", lambda *args, **kwargs: None)  # a killed worker takes nothing back
         operator(env={"KEY": PASSWORD}).execute(airflow.context())
-    monkeypatch.undo()
-    monkeypatch.setattr("airflow_provider.cluster.connect", lambda conn_id: (kube, "default"))
-    monkeypatch.setattr("airflow_provider.compat.task_state", lambda ti: "running")
     airflow.retry()
     submit(airflow, operator(env={"KEY": PASSWORD}))
     assert values(kube, job_of(kube)) == {"train.KEY": PASSWORD}

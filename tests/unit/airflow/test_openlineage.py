@@ -15,7 +15,7 @@ from openlineage.client.serde import Serde
 from referencing import Registry, Resource
 
 import airflow_provider
-from airflow_provider import openlineage, reporting
+from airflow_provider import compat, openlineage, reporting
 from airflow_provider.lineage import document
 from airflow_provider.openlineage import Parent, attempt_events, checkpoint_datasets, split_url, training_facet
 from airflow_provider.operators import SingularityTrainOperator
@@ -44,8 +44,20 @@ def check(event: RunEvent) -> dict[str, Any]:
     facets = [*sent["run"]["facets"].values(), *sent["job"]["facets"].values()]
     facets += [facet for data in (*sent["inputs"], *sent["outputs"]) for facet in data["facets"].values()]
     for facet in facets:
-        Draft202012Validator({"$ref": facet["_schemaURL"]}, registry=SCHEMAS).validate(facet)
+        Draft202012Validator({"$ref": kept(facet["_schemaURL"])}, registry=SCHEMAS).validate(facet)
     return sent
+
+
+def kept(url: str) -> str:
+    """The schema that a facet names. The client of an older Airflow may name an earlier version of one that is kept
+    here: within the first number later ones only add."""
+    place, _, rest = url.partition("#")
+    if compat.AIRFLOW >= (3, 3) or place in SCHEMAS:
+        return url
+    *_, version, name = place.split("/")
+    (later,) = (known for known in SCHEMAS if known.endswith(f"/{name}"))
+    assert version.split("-")[0] == later.split("/")[-2].split("-")[0]
+    return f"{later}#{rest}"
 
 
 def lineage(**last: Any) -> dict[str, Any]:

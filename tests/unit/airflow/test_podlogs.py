@@ -55,7 +55,7 @@ def trigger(**changes: Any) -> SingularityJobTrigger:
 def of_task(**changes: Any) -> SingularityJobTrigger:
     """A trigger as a triggerer has it, with its task instance."""
     made = trigger(**changes)
-    made._task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, task=None)
+    made.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, task=None)
     return made
 
 

@@ -15,7 +15,7 @@ from airflow_versions import NEEDS_STORE
 from kueue_samples import namespace
 from rank_variables import ALL, told
 
-from airflow_provider import cluster, compat, operators, submission
+from airflow_provider import cluster, compat, placing, submission
 from airflow_provider.compat import NEVER_EXPIRE, AirflowFailException, AirflowRescheduleException, TaskDeferred
 from airflow_provider.exceptions import (
     ClusterUnreachableError,
@@ -481,7 +481,7 @@ def test_a_clear_waits_for_the_old_pods_and_comes_back(
     kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(airflow)
-    monkeypatch.setattr(operators, "REMOVE_WAIT_S", 0.0)
+    monkeypatch.setattr(placing, "REMOVE_WAIT_S", 0.0)
     monkeypatch.setattr(kube, "delete", lambda *args, **kwargs: None)  # pods that take their time
     airflow.clear()
     with pytest.raises(AirflowRescheduleException):

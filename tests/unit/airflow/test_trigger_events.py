@@ -25,7 +25,7 @@ def make_trigger(
     name: str = "train", uid: str = "u1", deadline: float | None = None, alert: int | None = None
 ) -> SingularityJobTrigger:
     trigger = SingularityJobTrigger(CONN_ID, NAMESPACE, name, uid, deadline, alert)
-    trigger._task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, task=None)
+    trigger.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, task=None)
     return trigger
 
 
@@ -347,6 +347,33 @@ async def test_on_kill_deletes_only_for_a_user(
     await make_trigger().on_kill()
     assert bool(api.deletions) is deleted
     assert api.deletions in ([], [("train", "u1")])
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "deleted"),
+    [("failed", False, True), (None, False, True), ("deferred", False, False), ("failed", True, False)],
+)
+async def test_where_airflow_does_not_tell_of_kills_the_end_of_the_trigger_asks(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, state: str | None, told: bool, deleted: bool
+) -> None:
+    """Before 3.3 `cleanup` is all that is called, and it is called for every end: of a triggerer that stops, too."""
+    monkeypatch.setattr(compat, "TELLS_OF_KILLS", told)
+    monkeypatch.setattr(compat, "task_state_from_trigger", state_is(state))
+    api.put(JOB, make_job())
+    await make_trigger().cleanup()
+    assert api.deletions == ([("train", "u1")] if deleted else [])
+
+
+async def test_the_end_of_a_trigger_that_has_fired_asks_nothing(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "TELLS_OF_KILLS", False)
+    monkeypatch.setattr(compat, "task_state_from_trigger", state_is("failed"))
+    api.put(JOB, make_job())
+    trigger = make_trigger()
+    trigger._fired = True
+    await trigger.cleanup()
+    assert not api.deletions
 
 
 @pytest.mark.parametrize("job", [make_job(uid="u2"), make_job(condition="Complete"), None])
