@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import (
+    asset_trigger,
     checkpoint,
     compare,
     control_plane,
@@ -64,6 +65,7 @@ GROUPS: Sequence[Group] = (
     scale.EVICTION,
     ui.GROUP,
     triggerer.GROUP,
+    asset_trigger.GROUP,
 )
 
 
