@@ -33,7 +33,7 @@ endif
 # Else each process of pytest, Airflow and every program of a test compiles all that it imports again: a third of `make unit`.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test unit test-unit test-e2e test-full test-kubernetes test-gpu gpu-kit test-airflow-next matrix-airflow verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-kubernetes test-gpu gpu-kit test-airflow-next matrix-airflow matrix-torch verify lint types imports bench anchor studies docs chart-docs lock release clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ test-airflow-next: $(STAMP) ## the provider's unit tests on Airflow's newest pre
 
 matrix-airflow: $(STAMP) ## the provider's unit tests on older versions of Airflow, a table: build/airflow-matrix; ONLY=3.2.2
 	@$(BIN)/python tests/airflow_matrix.py $(ONLY)
+
+matrix-torch: ready ## the programs' suite on torch 2.6 to the newest, a table: build/torch-matrix; ONLY=2.8.0; 5 GB of disk for each
+	@$(BIN)/python tests/torch_matrix.py $(ONLY)
 
 verify: lint types imports docs ## lint, types, the import contracts and the documentation site
 

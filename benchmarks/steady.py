@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from localcluster.config import cache_dir
+from localcluster.images import rootfs
 from localcluster.prepare import Prepared, prepare
 
 from .model import Group, Measured, Options, Say, Spec
@@ -70,8 +72,26 @@ def cpu(pairs: Pairs) -> list[tuple[float, float]]:
     return [(a.cpu, b.cpu) for a, b in pairs]
 
 
+OLDER = "2.8.0"
+"""A torch whose process groups are ours, around its own."""
+
+
+def older(made: Prepared, say: Say) -> Prepared:
+    """The same in Debian 12, for which there are wheels of OLDER (`make matrix-torch`)."""
+    root = rootfs.debian(cache_dir(), say, *rootfs.DEBIAN_12)
+    torch = rootfs.torch(cache_dir(), say, (f"torch=={OLDER}", "numpy"), root, rootfs.DEBIAN_12_PYTHON)
+    return replace(made, rootfs=root, torch=torch)
+
+
 def measure_overhead(options: Options, say: Say) -> Mapping[str, Measured]:
     made = prepare(say)
+    return {
+        "steady_overhead_pct": _overhead(made, options, say),
+        "steady_overhead_torch28_pct": _overhead(older(made, say), options, say),
+    }
+
+
+def _overhead(made: Prepared, options: Options, say: Say) -> Measured:
     by_ranks: dict[int, Overhead] = {}
     for ranks in (1, 2, 4):
         by_ranks[ranks] = overhead(made, ranks, 24 if options.quick else 120)
@@ -84,7 +104,7 @@ def measure_overhead(options: Options, say: Say) -> Mapping[str, Measured]:
         for r, x in by_ranks.items()
     ]  # fmt: skip
     text = f"the same processes with the agent taken out: {each}; the worst of the three counts"
-    return {"steady_overhead_pct": Measured(100 * (worst - 1), runs, text)}
+    return Measured(100 * (worst - 1), runs, text)
 
 
 def words(found: Overhead) -> str:
@@ -125,6 +145,7 @@ GROUP = Group(
     "root, training root file system, 2 cores",
     [
         Spec("steady_overhead_pct", "%", "<= 0.3", "seconds per mini-batch with against without the agent"),
+        Spec("steady_overhead_torch28_pct", "%", "<= 0.3", f"the same with torch {OLDER}"),
         Spec("half_pods_slowdown", "", "<= 1.03", "2 ranks on half the cores against twice the time"),
     ],
     measure,

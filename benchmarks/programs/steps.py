@@ -39,39 +39,62 @@ def collective_cost(calls):
 
 class Switch:
     """Takes the agent out of the running script (the hook at step boundaries, the backend around the stock one) and
-    puts it back. So both sides have the same process, memory and data."""
+    puts it back. So both sides have the same process, memory and data. With a torch before 2.14 the group itself is
+    ours, and a reducer keeps its group: there each side has a net of its own."""
 
-    def __init__(self):
+    def __init__(self, sides):
         from torch.optim import optimizer as module
 
         self.table = module._global_optimizer_post_hooks
         self.hooks = dict(self.table)
-        self.ours = dist.group.WORLD._get_backend(CPU)
-        assert self.hooks and hasattr(self.ours, "inner"), "the agent is not in this process"
+        self.sides = sides
+        world = dist.group.WORLD
+        self.ours = None if hasattr(world, "inner") else world._get_backend(CPU)
+        assert self.hooks and (self.ours is None or hasattr(self.ours, "inner")), "the agent is not in this process"
         self.set(True)
 
     def set(self, on):
+        self.table.clear()
+        self.table.update(self.hooks if on else {})
+        if self.ours is None:
+            self.sides.use(on)
+            return
         types = dist.ProcessGroup.BackendType
         kind, backend = (types.CUSTOM, self.ours) if on else (types.GLOO, self.ours.inner)
         dist.group.WORLD._register_backend(CPU, kind, backend)
         assert dist.group.WORLD._get_backend(CPU) is backend, "the group did not take the backend"
-        self.table.clear()
-        self.table.update(self.hooks if on else {})
+
+
+class Sides:
+    """The net that trains: one, or with `use` one of two, on our group and on the stock one in it."""
+
+    def __init__(self, width):
+        self.width = width
+        self.made = {}
+        self.use(True)
+
+    def use(self, ours):
+        if ours not in self.made:
+            self.made[ours] = self._net(None if ours else dist.group.WORLD.inner)
+        self.net, self.optimizer = self.made[ours]
+
+    def _net(self, group):
+        width = self.width
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+        net = nn.Sequential(nn.Embedding(64, width), layer, nn.Linear(width, 64))
+        net = DistributedDataParallel(net, process_group=group)
+        return net, torch.optim.AdamW(net.parameters(), lr=1e-3)
 
 
 def main():
     switch = None
-    width = int(sys.argv[1])
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Embedding(64, width), nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True), nn.Linear(width, 64)
-    )
-    net = DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    sides = Sides(int(sys.argv[1]))
     torch.manual_seed(100 + dist.get_rank())
 
     def step():
+        net, optimizer = sides.net, sides.optimizer
         batch = torch.randint(0, 64, (8, 33))
         loss = nn.functional.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
@@ -82,7 +105,7 @@ def main():
     for line in sys.stdin:
         order, number = line.split()
         if order == "agent":
-            switch = switch or Switch()
+            switch = switch or Switch(sides)
             switch.set(number == "on")
             print("{}", flush=True)
             continue

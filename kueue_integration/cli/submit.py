@@ -40,7 +40,8 @@ _OPTIONS = (
         "--engine",
         default="auto",
         show_default=True,
-        help="process; state, or both (the script uses singularity_train); auto: state if the script imports it.",
+        help="process (torch 2.6 or newer); state, or both (the script uses singularity_train); auto: state if the "
+        "script imports it.",
     ),
     click.option(
         "--workdir",

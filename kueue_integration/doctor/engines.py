@@ -22,10 +22,11 @@ MOST_READ = 20
 def automatic(namespace: str, level: str | None) -> Check:
     """`level`: of Pod Security that the namespace enforces, None for none."""
     given = f"'{names.ENGINE_STATE}' where a shipped file imports {engine.LIBRARY}"
+    oldest = ".".join(map(str, names.OLDEST_TORCH))
     if level in ("baseline", "restricted"):
         other = f"any other job would get '{names.ENGINE_PROCESS}', and is refused here"
     else:
-        other = f"else '{names.ENGINE_PROCESS}'"
+        other = f"else '{names.ENGINE_PROCESS}', which needs torch {oldest} or newer in the image, if any"
     return Check("engine auto", OK, f"namespace {namespace}: {given}; {other}")
 
 

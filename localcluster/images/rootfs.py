@@ -26,10 +26,11 @@ UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/loca
 SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 TORCH_PACKAGES = ("torch==2.15.0", "numpy")
-OLDER_TORCH = ("2.9.1", "2.11.0", "2.14.0")
-"""The oldest for the suite's Python, one between, and the first that makes its backends by plugins."""
 TORCH_PYTHON = "3.14"
 """The suite's Python."""
+DEBIAN_12 = ("bookworm", ("python3",))
+DEBIAN_12_PYTHON = "3.11"
+"""For torches without wheels for the suite's Python."""
 TORCH_PLATFORM = "x86_64-manylinux_2_28"
 TORCH_MOUNT = "/opt/torch"
 """Where pods see it; the bytecode names its sources so."""
@@ -120,18 +121,25 @@ def criu(cache: Path, root: Path, source: str, progress: Progress) -> Path:
     return made_once(cache / "tools" / f"criu-{criu_key()}", make, what=what, progress=progress) / "criu"
 
 
-def torch(cache: Path, progress: Progress, packages: Sequence[str] = TORCH_PACKAGES) -> Path:
+def torch(
+    cache: Path,
+    progress: Progress,
+    packages: Sequence[str] = TORCH_PACKAGES,
+    root: Path | None = None,
+    python: str = TORCH_PYTHON,
+) -> Path:
     """Folder of site-packages with torch for the root file system's Python, 5 GB; not bound to where it lies.
 
     :param packages: another torch, for tests of the agent in it
+    :param root: another root file system, whose Python is `python`
     :raises CommandError: uv failed; the message names its log
     """
-    root = debian(cache, progress)
-    key = digest([TORCH_PYTHON, TORCH_PLATFORM, TORCH_MOUNT, *packages])
+    root = root or debian(cache, progress)
+    key = digest([python, TORCH_PLATFORM, TORCH_MOUNT, *packages])
     log = cache / "logs" / "torch.log"
 
     def make(draft: Path) -> None:
-        _install(cache, draft, packages, log, progress)
+        _install(cache, draft, packages, log, progress, python)
         # Pods mount it read-only: without bytecode every rank of every attempt compiles torch again, for seconds.
         compileall = ["python3", "-m", "compileall", "-q", "-j", "0", "-s", "/mnt", "-p", TORCH_MOUNT, "/mnt"]
         script = f'mount --bind "$1" "$2/mnt" && exec chroot "$2" {" ".join(compileall)}'
@@ -142,7 +150,7 @@ def torch(cache: Path, progress: Progress, packages: Sequence[str] = TORCH_PACKA
         )
 
     what = f"an environment with {packages[0]} (5 GB, about 3 minutes and the download)"
-    return made_once(cache / "torch" / f"{TORCH_PYTHON}-{key}", make, what=what, progress=progress)
+    return made_once(cache / "torch" / f"{python}-{key}", make, what=what, progress=progress)
 
 
 def beside_torch(cache: Path, packages: Sequence[str], progress: Progress) -> Path:
@@ -162,10 +170,12 @@ def beside_torch(cache: Path, packages: Sequence[str], progress: Progress) -> Pa
     return made_once(cache / "torch" / f"beside-{key}", make, what=what, progress=progress)
 
 
-def _install(cache: Path, target: Path, arguments: Sequence[str], log: Path, progress: Progress) -> None:
+def _install(
+    cache: Path, target: Path, arguments: Sequence[str], log: Path, progress: Progress, python: str = TORCH_PYTHON
+) -> None:
     uv = _uv(cache, progress)
-    python = ["--only-binary", ":all:", "--python-version", TORCH_PYTHON, "--python-platform", TORCH_PLATFORM]
-    command: list[str | Path] = [uv, "pip", "install", *python, "--target", target, *arguments]
+    words = ["--only-binary", ":all:", "--python-version", python, "--python-platform", TORCH_PLATFORM]
+    command: list[str | Path] = [uv, "pip", "install", *words, "--target", target, *arguments]
     run_logged(command, log, env=_uv_environment(os.environ), timeout=3600)
 
 

@@ -35,7 +35,7 @@ def install(module: ModuleType) -> None:
         return
     c10d: Any = sys.modules[_C10D]
     proxy_store = store.make_store_class(c10d.Store, membership.broke)
-    swap_work = work.make_work_class(c10d.Work)
+    swap_work = work.make_work_class(c10d.Work, keep=numbers < (2, 8))
     source_work = work.make_source_class(c10d.Work, lambda: sys.modules["torch"].futures.Future())
     _wrap_rendezvous(module, proxy_store)
     if hasattr(module.Backend, "_ensure_backend_registered"):

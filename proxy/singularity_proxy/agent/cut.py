@@ -11,7 +11,7 @@ from typing import Any
 
 from ..protocol import cut
 from . import fork, gate, groups
-from .store import OURS
+from .store import OURS, connection
 
 PREFIX = f"{OURS}cut"
 POLL_S = 0.002
@@ -36,7 +36,7 @@ class Talk:
         self._store: Any = None
         if store is not None:
             before = fork.seen()
-            self._store = store.clone()
+            self._store = connection(store)
             fork.communication(before)
 
     @property

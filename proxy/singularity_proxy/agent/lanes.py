@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import fork, gate, groups, membership, shared_device, store
-from .stand_in import stand_in
+from .stand_in import plain, stand_in
 
 _BACKENDS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
@@ -91,9 +91,9 @@ def install(module: Any, c10d: Any, swapped: Any) -> None:
     stock_group = c10d.ProcessGroup
 
     def group(*args: Any) -> Any:
-        return (swapped if making.group else stock_group)(*args)
+        return plain(ours, stock_group, *args) if making.group else stock_group(*args)
 
-    module.ProcessGroup = stand_in(stock_group, group, swapped)
+    module.ProcessGroup = ours = stand_in(stock_group, group, swapped)
     for label, name in _BACKENDS.items():
         stock = getattr(module, name, None)
         if stock is not None:
@@ -161,7 +161,8 @@ def _backend_maker(label: str, stock: Any, c10d: Any) -> Callable[..., Any]:
             options.store = c10d.PrefixStore(f"{store.OURS}{generation}", base) if generation else base
             backend = shared_device.make(label.upper(), options, made)
             if generation:  # torch does it to the first
-                backend.options.global_ranks_in_group, backend.options.group_name = list(ranks), group
+                with contextlib.suppress(AttributeError):  # torch 2.6's gloo has neither
+                    backend.options.global_ranks_in_group, backend.options.group_name = list(ranks), group
                 backend._set_sequence_number_for_group()
             return backend
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def stand_in(stock: Any, make: Callable[..., Any], *same: Any) -> Any:
+def stand_in(stock: Any, make: Callable[..., Any], base: Any = None) -> Any:
     """A class that is `stock` to whoever checks or derives, but whose objects come from `make`.
 
-    :param same: classes that equal it, as `type(group) == ProcessGroup` of torch's asks
+    :param base: what it derives from, else `stock`. `make` may give objects of the class itself (`plain`): torch asks
+        for `type(group) is ProcessGroup`
     """
     meta = type(stock)
 
@@ -27,10 +28,16 @@ def stand_in(stock: Any, make: Callable[..., Any], *same: Any) -> Any:
             return other is cls or issubclass(other, stock)
 
         def __eq__(cls, other: object) -> bool:
-            return other is cls or other is stock or any(other is one for one in same)
+            return other is cls or other is stock
 
         def __hash__(cls) -> int:
             return hash(stock)
 
-    result = meta.__new__(StandIn, stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__})
+    words = {"__module__": stock.__module__, "__doc__": stock.__doc__}
+    result = meta.__new__(StandIn, stock.__name__, (base or stock,), words)
     return result
+
+
+def plain(made: Any, stock: Any, *args: Any) -> Any:
+    """An object of `made`, a stand-in for `stock`, itself."""
+    return type(stock).__call__(made, *args)

@@ -157,6 +157,16 @@ def make_store_class(base: Any, broke: Callable[[Exception, str], None]) -> Any:
     return ProxyStore
 
 
+def connection(store: Any) -> Any:
+    """Another connection to the server of `store`, one of torch's."""
+    if hasattr(store, "clone"):
+        return store.clone()
+    # torch before 2.8
+    return type(store)(
+        store.host, store.port, None, False, timeout=store.timeout, wait_for_workers=False, use_libuv=False
+    )
+
+
 _content: dict[str, bytes] | None = None
 """Between two servers, on the rank that serves: what the last one held."""
 _server = 0

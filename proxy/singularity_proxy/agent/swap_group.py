@@ -140,9 +140,13 @@ def make_group_class(base: Any, swap_work: Any, source_work: Any) -> Any:
                 membership.broke(error, "after a group of the script was made")
 
         def _get_backend(self, device: Any) -> Any:
-            parts = (part for at, _, part in self.backends if at.type == device.type)
-            part = next(parts, None)
-            return part.inner if isinstance(part, Lane) and part.ours else forwarded(self, device)
+            own = self._at(device)
+            return forwarded(self, device) if own is None else own
+
+        def _at(self, device: Any) -> Any:
+            """The backend for `device`, if it is in Python."""
+            part = next((part for at, _, part in self.backends if at.type == device.type), None)
+            return part.inner if isinstance(part, Lane) and part.ours else None
 
         def _has_hooks(self) -> bool:
             return not self._own() and bool(self.inner._has_hooks())
@@ -223,7 +227,8 @@ def make_group_class(base: Any, swap_work: Any, source_work: Any) -> Any:
         def _start_coalescing(self, device: Any) -> None:
             gate.enter("", opens=True)  # until the end: no stop comes between
             try:
-                self.inner._start_coalescing(device)
+                own = self._at(device)
+                self.inner._start_coalescing(device) if own is None else own._start_coalescing()
             except BaseException:
                 gate.leave(closes=True)
                 raise
@@ -234,7 +239,8 @@ def make_group_class(base: Any, swap_work: Any, source_work: Any) -> Any:
             for lane in self.lanes():
                 lane.coalescing = False
             try:
-                started = self.inner._end_coalescing(device)
+                own = self._at(device)
+                started = self.inner._end_coalescing(device) if own is None else own._end_coalescing()
             finally:
                 gate.leave(closes=True)
             return work.handle(started, swap_work, message=True)

@@ -18,10 +18,18 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 """Works that nobody has waited for yet."""
 _sources: weakref.WeakSet[Any] = weakref.WeakSet()
 """Receives from any rank that are under way."""
+KEPT = 10_000
+"""Works that nobody asks for are kept up to this number."""
+_kept: dict[Any, None] = {}
+"""Works that C++ may still ask, oldest first, where it does not keep them itself."""
 
 
-def make_work_class(base: Any) -> Any:
-    """SwapWork, a subclass of torch's Work; `base` is completed (`complete`) on the way."""
+def make_work_class(base: Any, keep: bool = False) -> Any:
+    """SwapWork, a subclass of torch's Work; `base` is completed (`complete`) on the way.
+
+    :param keep: C++ keeps of a Work its own half only (torch before 2.8), whose wait never ends without Python's: each
+        stays until it was waited for, or its future was taken
+    """
 
     class SwapWork(base):  # type: ignore[misc]
         def __init__(self, inner: Any, message: bool = False) -> None:
@@ -35,6 +43,10 @@ def make_work_class(base: Any) -> Any:
             """One thread at a time waits: gloo's reduce-scatter copies its result again at every wait."""
             with gate.lock:
                 _open.add(self)
+                if keep:
+                    _kept[self] = None
+                    if len(_kept) > KEPT:
+                        del _kept[next(iter(_kept))]
 
         def wait(self, *timeout: Any) -> bool:
             gate.begin()
@@ -51,6 +63,7 @@ def make_work_class(base: Any) -> Any:
                     del inner
                     return done
             finally:
+                _kept.pop(self, None)
                 gate.leave()
 
         def settle(self) -> Exception | None:
@@ -66,6 +79,7 @@ def make_work_class(base: Any) -> Any:
                 return self._error
 
         def get_future(self) -> Any:
+            _kept.pop(self, None)
             inner = self._inner  # a stop in another thread may take it away
             if inner is not None:
                 return inner.get_future()

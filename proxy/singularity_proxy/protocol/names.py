@@ -71,8 +71,8 @@ ENV_REPRODUCIBLE_LAYOUT: Final = "SINGULARITY_REPRODUCIBLE_LAYOUT"
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 """Bytes per second of each rank's output that are shown; the rest is only counted. 0: all output is shown."""
 
-OLDEST_TORCH: Final = (2, 8)
-"""The first whose C++ keeps the handle of an operation that a process group in Python has made (`PyWorkHolder`)."""
+OLDEST_TORCH: Final = (2, 6)
+"""The first that was tried."""
 
 # --- environment of a rank (besides torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) ----------------------
 ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"

@@ -87,8 +87,8 @@ def test_of_many_jobs_only_some_have_their_files_read(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("level", "said"),
     [
-        (None, "else 'process'"),
-        ("privileged", "else 'process'"),
+        (None, "else 'process', which needs torch 2.6 or newer in the image, if any"),
+        ("privileged", "else 'process', which needs torch 2.6 or newer in the image, if any"),
         ("baseline", "any other job would get 'process', and is refused here"),
         ("restricted", "any other job would get 'process', and is refused here"),
     ],

@@ -15,7 +15,7 @@ import object_servers
 import pytest
 from mesh_world import FakeController
 from pod_harness import Pod, install_agent
-from program_runs import PROGRAMS
+from program_runs import PROGRAMS, needs_torch
 from rank_world import Ranks
 from streamed_pod import Holders
 from waits import until
@@ -60,11 +60,17 @@ def _folder(variable: str, wants: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def criu_bundle(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def criu_bundle(agent_rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """AGENT_DIR of a pod: the agent, the launcher, CRIU."""
     target = tmp_path_factory.mktemp("agent") / "agent"
-    collect_agent(rootfs, target)
+    collect_agent(agent_rootfs, target)
     return target
+
+
+@pytest.fixture(scope="session")
+def agent_rootfs(rootfs: Path) -> Path:
+    """Root file system that the agent comes from: another than the pods' where those have no CRIU (`torch_matrix`)."""
+    return Path(os.environ.get("SINGULARITY_TEST_AGENT_ROOTFS", rootfs))
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +85,12 @@ def rootfs() -> Path:
 def torch_env() -> Path:
     """Folder with torch for the Python of `rootfs`."""
     return _folder("SINGULARITY_TEST_TORCH", "the torch environment of the local cluster's cache")
+
+
+@pytest.fixture
+def whole_gloo(torch_env: Path) -> None:
+    """A torch whose FSDP2 runs on a CPU, and whose gloo scatters the sums of lists."""
+    needs_torch(torch_env, (2, 8))
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ umount -l /.old
 python3 -c 'import fcntl, socket, struct
 # SIOCSIFFLAGS: the loopback is up on every machine
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))'
-exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONPATH=/opt/torch bash /kit/run --out /report "$@"
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+exec env -i PATH="$PATH" HOME=/root OMP_NUM_THREADS=1 PYTHONPATH=/opt/torch bash /kit/run --out /report "$@"
 """
 
 

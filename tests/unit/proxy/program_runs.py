@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from fake_sidecar import Coordinator
 from pod_harness import Pod
 from pod_moves import free_port, until
@@ -33,6 +35,15 @@ class Program:
     """One rank, stopped wherever its processes are."""
     starter: tuple[str, ...] = ("python3",)
     """What stands before the script."""
+    since: tuple[int, int] = (2, 6)
+    """The oldest torch that itself runs it on a CPU, of those that are played."""
+
+
+def needs_torch(folder: Path, since: tuple[int, int]) -> None:
+    """Skip the test where the torch in `folder` is older."""
+    found = re.search(r"__version__ = '(\d+)\.(\d+)", (folder / "torch/version.py").read_text())
+    if found is not None and (int(found[1]), int(found[2])) < since:
+        pytest.skip(f"torch {found[1]}.{found[2]} itself does not run this on a CPU")
 
 
 class Runner:

@@ -207,11 +207,11 @@ def test_a_torch_that_is_too_old_is_named_to_the_launcher_with_the_fix(
         monkeypatch.setattr(membership, name, getattr(membership, name))
     torch = ModuleType("torch.distributed.distributed_c10d")
     torch.ProcessGroup, torch.Backend, torch.rendezvous = object, object, lambda *_, **__: iter(["met"])
-    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__="2.7.1"))
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__="2.5.1"))
     comm.install(torch)
     assert list(torch.rendezvous("env://", 1, world)) == ["met"]
     assert refusal.read(paths, 1, page.generation(1, 1)) == refused * (
-        "rank 1 cannot be saved: its torch is 2.7.1, whose communication cannot be let go of. Use torch 2.8 or newer"
+        "rank 1 cannot be saved: its torch is 2.5.1, whose communication cannot be let go of. Use torch 2.6 or newer"
     )
 
 

@@ -29,6 +29,20 @@ class Server:
         return [self.entries[key] for key in keys]
 
 
+def test_a_store_that_cannot_be_cloned_is_connected_to_once_more() -> None:
+    """torch before 2.8."""
+
+    class Client:
+        host, port, timeout = "10.0.0.1", 29500, datetime.timedelta(seconds=7)
+
+        def __init__(self, *args: object, **words: object) -> None:
+            self.given = (args, words)
+
+    args, words = store.connection(Client()).given
+    assert args == ("10.0.0.1", 29500, None, False), "no server"
+    assert words == {"timeout": datetime.timedelta(seconds=7), "wait_for_workers": False, "use_libuv": False}
+
+
 @pytest.mark.parametrize(
     ("entries", "kept"),
     [

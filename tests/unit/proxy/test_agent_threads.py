@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from program_runs import needs_torch
 from rank_world import Ranks
 
 from singularity_proxy.protocol import page
@@ -21,8 +23,9 @@ DUMP_S = 0.2
     [pytest.param("async_save.py", ("80", "2", ".."), 2, marks=pytest.mark.full), ("beside.py", ("80",), 2)],
 )
 def test_stops_meet_collectives_of_a_thread(
-    start_ranks: Start, script: str, arguments: tuple[str, ...], world: int
+    start_ranks: Start, torch_env: Path, script: str, arguments: tuple[str, ...], world: int
 ) -> None:
+    needs_torch(torch_env, (2, 8) if script == "async_save.py" else (2, 6))
     whole = start_ranks("whole", script, *arguments, world=world)
     whole.wait()
     ranks = start_ranks("stopped", script, *arguments, world=world)

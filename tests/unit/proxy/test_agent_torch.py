@@ -13,7 +13,7 @@ from pod_moves import free_port
 
 from singularity_proxy.protocol import messages, page
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.usefixtures("whole_gloo")]
 HERE = Path(__file__).parent
 STEPS = 80
 ENV = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

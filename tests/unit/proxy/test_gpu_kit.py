@@ -32,10 +32,11 @@ def read(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / report.JSON).read_text()))
 
 
-def play(rootfs: Path, torch_env: Path, folder: Path, *wanted: str) -> dict[str, Any]:
+def play(rootfs: Path, agent_rootfs: Path, torch_env: Path, folder: Path, *wanted: str) -> dict[str, Any]:
     """Carry the kit with packages to a machine and run these parts, or all; what the report says of them."""
     kit, out = folder / "gpu-kit", folder / "report"
-    assert build.build(kit, "3.14", rootfs).stat().st_size < build.LIMIT
+    python = (rootfs / "usr/bin/python3").readlink().name.removeprefix("python")
+    assert build.build(kit, python, agent_rootfs).stat().st_size < build.LIMIT
     done = run_kit(kit, rootfs, torch_env, out, *wanted, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
     parts: dict[str, Any] = read(out)["parts"]
@@ -48,16 +49,16 @@ def play(rootfs: Path, torch_env: Path, folder: Path, *wanted: str) -> dict[str,
 
 
 @pytest.mark.criu
-def test_parts_of_each_kind(rootfs: Path, torch_env: Path, tmp_path: Path) -> None:
+def test_parts_of_each_kind(rootfs: Path, agent_rootfs: Path, torch_env: Path, tmp_path: Path) -> None:
     """The machine, the driver, and what is refused; the other parts play moves."""
-    play(rootfs, torch_env, tmp_path, *QUICK)
+    play(rootfs, agent_rootfs, torch_env, tmp_path, *QUICK)
 
 
 @pytest.mark.criu
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_every_part_and_a_second_run(rootfs: Path, torch_env: Path, tmp_path: Path) -> None:
-    parts = play(rootfs, torch_env, tmp_path)
+def test_every_part_and_a_second_run(rootfs: Path, agent_rootfs: Path, torch_env: Path, tmp_path: Path) -> None:
+    parts = play(rootfs, agent_rootfs, torch_env, tmp_path)
     again = run_kit(tmp_path / "gpu-kit", rootfs, torch_env, tmp_path / "report")
     assert again.returncode == 0 and again.stdout.count("passed in an earlier run") == len(runner.PARTS)
     assert read(tmp_path / "report")["parts"]["move"]["seconds"] == parts["move"]["seconds"]

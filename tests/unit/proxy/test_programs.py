@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pod_harness import Pod
 from pod_moves import free_port
-from program_runs import Program, Runner
+from program_runs import Program, Runner, needs_torch
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import PACKAGES, debian
@@ -18,8 +18,8 @@ from singularity_proxy.protocol import messages, page
 pytestmark = pytest.mark.criu
 
 ROWS = {
-    "FSDP2, sub-groups, works in flight": Program("fsdp.py", ("30",), 5, ranks=4),
-    "HSDP on a 2x2 mesh": Program("hsdp.py", ("20",), 5, ranks=4),
+    "FSDP2, sub-groups, works in flight": Program("fsdp.py", ("30",), 5, ranks=4, since=(2, 8)),
+    "HSDP on a 2x2 mesh": Program("hsdp.py", ("20",), 5, ranks=4, since=(2, 8)),
     "tensor parallel": Program("tensor_parallel.py", ("40",), 10),
     "groups that come and go": Program("destroyed_groups.py", ("60",), 20),
     "pipeline": Program("pipeline.py", ("25",), 5, ranks=3),
@@ -37,7 +37,7 @@ ROWS = {
     "loader that is ahead": Program("loader.py", ("60",), 15),
     "threads": Program("threads.py", ("80",), 10),
     "child processes": Program("children.py", ("80",), 10),
-    "async_save": Program("async_save.py", ("60", "2", "/var/tmp"), 10),
+    "async_save": Program("async_save.py", ("60", "2", "/var/tmp"), 10, since=(2, 8)),
     "collectives in a thread": Program("beside.py", ("60",), 10, ranks=3),
     "mp.spawn": Program("spawned.py", ("120", "2"), 10, ranks=1, anywhere=True),
 }
@@ -58,7 +58,8 @@ def rows() -> list[object]:
 
 
 @pytest.mark.parametrize("row", rows())
-def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(row: str, make: Make) -> None:
+def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(row: str, make: Make, torch_env: Path) -> None:
+    needs_torch(torch_env, ROWS[row].since)
     Runner(make, ROWS[row]).compare()
 
 

@@ -35,6 +35,7 @@ def test_ranks_by_device(devices: Sequence[str], sets: list[list[int]]) -> None:
     assert shared_device.sharing(devices) == sets
 
 
+@pytest.mark.usefixtures("whole_gloo")
 @pytest.mark.criu
 def test_every_collective_gives_what_the_stock_group_gives(start_ranks: Start) -> None:
     layouts = ["0011", "0101", "1000", "0000"]
@@ -53,6 +54,7 @@ def test_every_collective_gives_what_the_stock_group_gives(start_ranks: Start) -
         assert told in ranks.log()
 
 
+@pytest.mark.usefixtures("whole_gloo")
 @pytest.mark.criu
 @pytest.mark.parametrize(
     ("alone", "shared", "tolerance"),
@@ -74,6 +76,7 @@ def test_training_goes_on_with_half_the_devices_and_back(
     assert ranks.log().count("apart at most") == world
 
 
+@pytest.mark.usefixtures("whole_gloo")
 @pytest.mark.criu
 @pytest.mark.full
 def test_two_pods_with_a_device_each_become_one_and_two_again(
@@ -110,6 +113,7 @@ def test_two_pods_with_a_device_each_become_one_and_two_again(
         assert "apart at most 0.0" in target.log() and "share" not in target.log()
 
 
+@pytest.mark.usefixtures("whole_gloo")
 @pytest.mark.criu
 @pytest.mark.full
 def test_checked_collectives_of_debug_level_detail(start_ranks: Start) -> None:
@@ -122,6 +126,7 @@ def test_checked_collectives_of_debug_level_detail(start_ranks: Start) -> None:
     assert "ranks 0, 1 share gpu" in ranks.log()
 
 
+@pytest.mark.usefixtures("whole_gloo")
 @pytest.mark.criu
 @pytest.mark.full
 def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start_ranks: Start) -> None:
@@ -132,6 +137,7 @@ def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start_ran
     assert " by peer" in (ranks.control(0) / names.LOST_PEER_FILE).read_text()  # closed, or reset
 
 
+@pytest.mark.usefixtures("whole_gloo")
 @pytest.mark.criu
 @pytest.mark.full
 def test_messages_that_are_issued_as_one(start_ranks: Start) -> None:

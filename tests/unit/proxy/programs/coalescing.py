@@ -20,6 +20,7 @@ class Batching:
     """What is issued between start and end begins at the end."""
 
     supports_coalescing = True
+    stands_in = True  # no stock group takes it
 
     def __init__(self, inner):
         self._inner, self._batch = inner, None
