@@ -4,10 +4,14 @@ A TrainJob has no field for a container, so our parts are those of the ClusterTr
 controller makes (chart value `trainjob.enabled`). What differs between jobs stands in the TrainJob: its program and
 environment in `spec.trainer`, the rest in a runtime patch of ours. Held to the same rules as a Job
 (`judge`): docs/workload-kinds.md.
+
+Trainer applies the runtime again at each resume, and JobSet refuses another pod template. So a TrainJob runs on a copy
+of the runtime that nobody changes, `version`, whatever the platform's next release puts into `RUNTIME`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,9 +28,11 @@ from ..spec.platform_config import AUTO, NODE, PRIVILEGES, PlatformConfig
 from .patch import GRACE_LEAST, PER_JOB, adopted, parts, wish
 
 Problem = tuple[str, object, str]
-RUNTIME = "singularity"
+RUNTIME = job_names.RUNTIME
 NO_IMAGE = "none"
 """Of the runtime on a platform without a training image: every TrainJob has to name one."""
+VERSION = {"singularity.dev/runtime-version": "true"}
+"""Label of the copies that TrainJobs run on."""
 FRAMEWORK = {"trainer.kubeflow.org/framework": "torch"}
 """Label by which Kubeflow's clients know what a runtime is for."""
 MANAGER = "singularity.dev/adoption"
@@ -73,6 +79,14 @@ def runtime(platform: PlatformConfig) -> Object:
     }
 
 
+def version(runtime: Object) -> Object:
+    """Return a copy of `runtime` whose name says what is in it, so that its content never has to change."""
+    digest = hashlib.sha256(json.dumps(runtime["spec"], sort_keys=True).encode()).hexdigest()
+    meta = runtime["metadata"]
+    labels = {**meta["labels"], **VERSION}
+    return {**runtime, "metadata": {**meta, "name": f"{meta['name']}-{digest[:10]}", "labels": labels}}
+
+
 def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> Object:
     """A new manifest: `trainjob` as its owner wrote it, behind our launcher. Raises SpecError."""
     result: Object = json.loads(json.dumps(trainjob))
@@ -100,6 +114,8 @@ def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> O
         for container in patched.get("containers") or ():
             container.pop("securityContext", None)  # the launcher's user: it makes itself another one's (`run_as`)
     spec["runtimePatches"] = [*(spec.get("runtimePatches") or ()), ours]
+    if platform.training_runtime:
+        spec["runtimeRef"]["name"] = platform.training_runtime
     spec["suspend"] = True
     return result
 

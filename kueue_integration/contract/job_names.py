@@ -157,6 +157,8 @@ UPGRADE: Final = f"helm upgrade singularity charts/singularity -n {SYSTEM_NAMESP
 """The command that changes a value of the chart, which follows: `--set NAME=VALUE`."""
 PLATFORM_CONFIGMAP: Final = "singularity-platform"
 """Readable by every authenticated user; key `platform.json` holds the `PlatformConfig`."""
+RUNTIME: Final = "singularity"
+"""Of TrainJobs: the ClusterTrainingRuntime that an owner names, and the first part of the name of its versions."""
 TRUSTED_IMAGES_LEASE: Final = "singularity-agent-images"
 """Parameter of the guard's policies: the agent images of this release, and of those before it whose jobs live."""
 LEASE_TRUSTED_IMAGES: Final = f"{names.DOMAIN}/trusted-images"

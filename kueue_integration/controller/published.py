@@ -7,6 +7,7 @@ parts for TrainJobs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..adoption import review, trainjob
 from ..contract import job_names, platform_objects
-from ..errors import ChartError
+from ..errors import AlreadyExists, ChartError
 from ..kube.client import Kube
 from ..kube.resources import ADMISSION_CHECK, CONFIG_MAP, MUTATING_WEBHOOK, Object, kind_of
 from ..spec import platform_config
@@ -68,13 +69,18 @@ class Publisher:
         self.adopts = platform if self._settings.adoption else None
         if not self._leads():
             return
-        config = self._config_map(platform)
-        if self._settings.adoption:
-            self._trusted(found.bundle)
-        if self._settings.trainjob:
+        if not self._settings.trainjob:
+            self._config_map(platform)
+        else:
+            runtime = trainjob.runtime(platform)
+            version = trainjob.version(runtime)
             # Of the whole cluster, like its owner, which goes with the chart.
             owner = self._kube.get(ADMISSION_CHECK, None, job_names.ADMISSION_CHECK_NAME)
-            self._ensure(trainjob.runtime(platform), config, owner)
+            self._once(version, owner)
+            config = self._config_map(replace(platform, training_runtime=version["metadata"]["name"]))
+            self._ensure(runtime, config, owner)
+        if self._settings.adoption:
+            self._trusted(found.bundle)
 
     def _config_map(self, platform: PlatformConfig) -> Object:
         name, text = job_names.PLATFORM_CONFIGMAP, platform_config.to_json(platform)
@@ -102,14 +108,24 @@ class Publisher:
         self._kube.replace(hook)
         log.info("%s %s has the authorities", MUTATING_WEBHOOK.name, review.NAME)
 
+    def _once(self, made: Object, owner: Object) -> None:
+        """Make an object whose name says what is in it, unless it is there."""
+        name = made["metadata"]["name"]
+        if name in self._written:
+            return
+        made["metadata"]["ownerReferences"] = [_reference(owner)]
+        with contextlib.suppress(AlreadyExists):
+            self._kube.create(made)
+            log.info("%s %s is made", made["kind"], name)
+        self._written.add(name)
+
     def _ensure(self, made: Object, config: Object, owner: Object) -> None:
         """Write `made` if it differs from what was written last, and once in the life of this process."""
         kind, meta = kind_of(made), made["metadata"]
         for part in ("labels", "annotations"):
             told = {k: v for k, v in (config["metadata"].get(part) or {}).items() if k.startswith(_HELM)}
             meta[part] = {**told, **(meta.get(part) or {})}
-        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
-        meta["ownerReferences"] = [{**reference, **{k: owner["metadata"][k] for k in ("name", "uid")}}]
+        meta["ownerReferences"] = [_reference(owner)]
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
         meta["annotations"] |= {job_names.MADE_OF: digest}
         found = self._kube.find(kind, meta.get("namespace"), meta["name"])
@@ -122,3 +138,8 @@ class Publisher:
             return
         self._written.add(digest)
         log.info("%s %s is written", kind.name, meta["name"])
+
+
+def _reference(owner: Object) -> Object:
+    meta = owner["metadata"]
+    return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": meta["name"], "uid": meta["uid"]}

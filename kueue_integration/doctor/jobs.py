@@ -59,19 +59,21 @@ def _images(kube: Kube, jobs: Sequence[Object]) -> Iterator[Check]:
 
 def _levels(kube: Kube, namespace: str, platform: PlatformConfig, jobs: Sequence[Object]) -> Iterator[Check]:
     """Jobs of before `pods.privileges=userns`: the guard lets those go on whose pods Kubernetes makes from their own
-    template. So does a JobSet, whose Job stays when it is stopped. Trainer applies the runtime's level to a TrainJob's
-    JobSet, which refuses another template."""
+    template. So does a JobSet, whose Job stays when it is stopped. To the JobSet of a TrainJob without a version of the
+    runtime (of 0.1.0) Trainer applies the runtime's level, and JobSet refuses another template."""
     if platform.privileges != USER_NAMESPACE:
         return
     whole = [job for job in jobs if not kinds.is_job(job)]
     workloads = kube.workloads_by_job(namespace, whole) if whole else {}
     before = [job for job in jobs if states.privileges(job, workloads.get(job["metadata"]["uid"])) == NODE]
-    going_on = [kinds.job_key(job) for job in before if job["kind"] != TRAINJOB.name]
+    ours = [job for job in before if job["kind"] == TRAINJOB.name]
+    stuck = [job for job in ours if job["spec"]["runtimeRef"]["name"] == job_names.RUNTIME]
+    going_on = [kinds.job_key(job) for job in before if job not in stuck]
     if going_on:
         words = f"{len(going_on)} of before pods.privileges=userns keep capabilities on the node: {listing(going_on)}"
         anew = "" if all(map(kinds.is_job, before)) else "; the guard refuses a Job that JobSet makes anew"
         yield Check("privileges of jobs", OK, f"{words}. They go on until they end{anew}")
-    for key in (kinds.job_key(job) for job in before if job["kind"] == TRAINJOB.name):
+    for key in map(kinds.job_key, stuck):
         lost = "its pods add capabilities on the node: at its next stop JobSet refuses the level that the runtime has"
         fix = f"Let this job end first; new ones have user namespaces meanwhile, where nodes can:\n{REPAIR} \\\n"
         yield Check(f"job {key}", FAIL, lost, f"{fix}  --set pods.privileges={AUTO}")

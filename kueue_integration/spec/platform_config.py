@@ -53,6 +53,7 @@ class PlatformConfig:
     :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
     :param tiers_window_s: seconds over which these shares are measured
     :param namespaces: the only ones whose jobs the controller follows; none: all
+    :param training_runtime: the version of the ClusterTrainingRuntime that TrainJobs get now; "" where they are off
     :param guard_problem: what of the guard of pods is not in force, so that no job begins; "": nothing
     """
 
@@ -78,6 +79,7 @@ class PlatformConfig:
     tiers: Mapping[str, float] = field(default_factory=dict)
     tiers_window_s: int = 3600
     namespaces: Sequence[str] = ()
+    training_runtime: str = ""
     guard_problem: str = ""
 
 

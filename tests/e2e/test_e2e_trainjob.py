@@ -65,14 +65,14 @@ def test_a_trainjob_is_preempted_moved_paused_and_loses_no_step(rows: Rows, tmp_
     goes_through_everything(rows, training, TRAINJOB)
 
 
-def test_a_trainjob_of_before_the_default_goes_on_with_it(rows: Rows, tmp_path: Path) -> None:
-    """Trainer makes the JobSet anew from the runtime for each attempt: a level of its own would be refused there."""
+def test_an_upgrade_that_changes_the_pods_leaves_a_running_trainjob_as_it_is(rows: Rows, tmp_path: Path) -> None:
+    """Trainer makes the JobSet anew from the runtime for each attempt, and JobSet refuses another pod template."""
     faults = Faults(rows.stage, rows.namespace)
     faults.upgrade(pods__privileges=NODE)
     training, job = plain_training(rows, "before", label=False)
     adopt(rows, as_trainjob(job), tmp_path)
     training.until_steps(5)
-    faults.upgrade(pods__privileges=AUTO)
+    faults.upgrade(pods__privileges=AUTO, pods__env__ADDED="by the upgrade")
     assert "user namespaces" in ctl(rows, "doctor")
     ctl(rows, "migrate", "before", "--flavor", "spot", "--wait")
     last = training.finish()
@@ -95,7 +95,7 @@ def test_what_trainer_lets_nobody_change_while_it_is_suspended(rows: Rows, tmp_p
     for change, allowed in (
         ({"trainer": {"numNodes": 1}}, False),
         ({"trainer": {"image": "other"}}, False),
-        ({"runtimeRef": {"name": "other"}}, False),
+        ({"runtimeRef": {"name": RUNTIME}}, False),
         ({"runtimePatches": [*patches, patch("other", note)]}, False),
         ({"runtimePatches": [*patches, patch("node", note)]}, True),
         ({"runtimePatches": [*patches, patch("node", added)]}, True),

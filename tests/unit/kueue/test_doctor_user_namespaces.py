@@ -76,17 +76,25 @@ def test_a_node_that_cannot_fails_the_check_where_the_platform_gives_such_pods_o
 def test_jobs_of_before_the_switch_are_named_and_those_that_would_get_no_pods_fail_the_check() -> None:
     earlier = job_manifests.job(spec(name="earlier"), PLATFORM)
     now = job_manifests.job(spec(name="now"), OWN)
-    others = [adopted_jobset(jobset(), PLATFORM), adopted_trainjob(trainjob(), PLATFORM)]
+    versions = replace(PLATFORM, training_runtime="singularity-0123456789")
+    others = [
+        adopted_jobset(jobset(), PLATFORM),
+        adopted_trainjob(trainjob(), PLATFORM),
+        adopted_trainjob(trainjob("versioned"), versions),
+    ]
     kube = cluster(earlier, now, *others)
     (replicated,) = runtime(PLATFORM)["spec"]["template"]["spec"]["replicatedJobs"]
-    mine = workload()
-    mine["metadata"]["labels"][KUEUE_JOB_UID_LABEL] = kube.get(TRAINJOB, "default", "mine")["metadata"]["uid"]
-    mine["spec"]["podSets"] = [{"template": replicated["template"]["spec"]["template"]}]
-    kube.put(mine)
+    for name in ("mine", "versioned"):
+        mine = workload()
+        mine["metadata"]["name"] = f"of-{name}"
+        mine["metadata"]["labels"][KUEUE_JOB_UID_LABEL] = kube.get(TRAINJOB, "default", name)["metadata"]["uid"]
+        mine["spec"]["podSets"] = [{"template": replicated["template"]["spec"]["template"]}]
+        kube.put(mine)
     found = {check.name: check for check in jobs.running(kube, "default", 0.0, OWN)}
     kept = found["privileges of jobs"]
-    assert (kept.status, kept.message.startswith("2 of before")) == (doctor.OK, True) and "earlier" in kept.message
-    assert "mine.jobset" in kept.message and "a Job that JobSet makes anew" in kept.message
+    assert (kept.status, kept.message.startswith("3 of before")) == (doctor.OK, True) and "earlier" in kept.message
+    assert "mine.jobset" in kept.message and "versioned.trainjob" in kept.message
+    assert "a Job that JobSet makes anew" in kept.message
     stuck = {check.name: check for check in found.values() if check.status == doctor.FAIL}
     assert set(stuck) == {"job mine.trainjob"}
     for check in stuck.values():

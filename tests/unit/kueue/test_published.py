@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 
+import adoption_cases
 import pytest
 from api_server import ApiServer
 from kueue_samples import PLATFORM
@@ -22,6 +23,7 @@ from kueue_integration.kube.api import Kube
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, MUTATING_WEBHOOK, TRAINING_RUNTIME, Object
 from kueue_integration.spec import platform_config
+from kueue_integration.spec.platform_config import USER_NAMESPACE, PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
 
 SYSTEM, NAME = job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP
@@ -148,6 +150,35 @@ def test_a_new_process_puts_back_what_was_edited(fake: Kube) -> None:
     before = publish()
     fake.patch(TRAINING_RUNTIME, None, trainjob.RUNTIME, {"spec": {"mlPolicy": {"numNodes": 7}}})
     assert publish() == before
+
+
+def test_a_trainjob_runs_on_a_version_that_an_upgrade_leaves_as_it_is(fake: Kube) -> None:
+    """Trainer applies the runtime again at each resume, and JobSet refuses another pod template."""
+
+    def given(chart: PlatformConfig) -> tuple[str, Object]:
+        """The version on which a TrainJob that is adopted now would run."""
+        Publisher(fake, SYSTEM, Settings(chart, trainjob=True), lambda: True).publish(KEYS)
+        platform = platform_config.load(fake)
+        spec = trainjob.adopted_trainjob(adoption_cases.trainjob(), platform)["spec"]
+        name = spec["runtimeRef"]["name"]
+        return name, fake.get(TRAINING_RUNTIME, None, name)
+
+    name, before = given(CHART)
+    again = fake.get(TRAINING_RUNTIME, None, trainjob.RUNTIME)
+    assert before["spec"] == again["spec"] and before["metadata"]["ownerReferences"][0]["kind"] == "AdmissionCheck"
+    assert given(CHART) == (name, before)
+    for change in ({"env": {"A": "b"}}, {"agent_image": "r/agent:2"}, {"privileges": USER_NAMESPACE}):
+        other, made = given(replace(CHART, **change))
+        assert other != name and made["spec"] != before["spec"]
+        assert fake.get(TRAINING_RUNTIME, None, trainjob.RUNTIME)["spec"] == made["spec"]
+        assert fake.get(TRAINING_RUNTIME, None, name) == before
+    assert given(CHART) == (name, before), "a rollback finds its version"
+
+
+def test_without_versions_a_trainjob_runs_on_the_runtime_itself() -> None:
+    """The library is newer than the controller."""
+    spec = trainjob.adopted_trainjob(adoption_cases.trainjob(), PLATFORM)["spec"]
+    assert spec["runtimeRef"]["name"] == trainjob.RUNTIME
 
 
 def test_the_runtime_of_trainjobs_names_an_image_where_the_platform_has_none(fake: Kube) -> None:
