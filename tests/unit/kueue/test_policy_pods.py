@@ -223,20 +223,20 @@ def test_pods_are_let_in_after_a_rollback_and_the_upgrade_again(policies: Polici
     policies.admin.create(pod(ours(PLATFORM), "good"), dry_run=True)
 
 
+def chart_says(policies: Policies, **variables: object) -> None:
+    """Change variables of the policies of pods that the chart renders from its values."""
+    for name in (guards.PODS, guards.JOBS):
+        held = policies.admin.get(ADMISSION_POLICY, None, name)
+        made = [
+            v | {"expression": json.dumps(variables[v["name"]])} if v["name"] in variables else v
+            for v in held["spec"]["variables"]
+        ]
+        policies.admin.patch(ADMISSION_POLICY, None, name, {"spec": {"variables": made}})
+
+
 def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the_node(policies: Policies) -> None:
     """As the chart renders the policies with `pods.privileges=userns`."""
     on_node, own = ours(PLATFORM), ours(dataclasses.replace(PLATFORM, privileges=USER_NAMESPACE))
-    kept = {name: policies.admin.get(ADMISSION_POLICY, None, name) for name in (guards.PODS, guards.JOBS)}
-
-    def chart_says(value: str) -> None:
-        for name in kept:
-            held = policies.admin.get(ADMISSION_POLICY, None, name)
-            variables = [
-                v | {"expression": json.dumps(value)} if v["name"] == "privileges" else v
-                for v in held["spec"]["variables"]
-            ]
-            policies.admin.patch(ADMISSION_POLICY, None, name, {"spec": {"variables": variables}})
-
     def refused(manifest: Object, user: str = ADMIN) -> str:
         return said(lambda: policies.server.kube(user).create(manifest, dry_run=True))
 
@@ -246,7 +246,7 @@ def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the
         made["metadata"]["ownerReferences"] = [reference | owner]
         return made
 
-    chart_says(USER_NAMESPACE)
+    chart_says(policies, privileges=USER_NAMESPACE)
     try:
         for made in (pod, job):
             policies.eventually(lambda made=made: refused(made(on_node)), "capabilities on the node are refused")
@@ -263,5 +263,48 @@ def test_where_the_platform_gives_user_namespaces_no_pod_has_capabilities_on_the
         assert "only a pod with hostUsers: false" in refused(job(on_node), JOB_CONTROLLER)
         assert "--set pods.privileges=auto" in refused(job(on_node)), "what lets a JobSet of before go on"
     finally:
-        chart_says(NODE)
+        chart_says(policies, privileges=NODE)
     policies.eventually(lambda: not refused(pod(on_node)) and not refused(job(on_node)), "the node's are given again")
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+def test_the_chart_writes_the_images_of_the_node_into_the_policies() -> None:
+    made = render("pods.nodeImages={r/a,r/b/}")
+    for name in (guards.PODS, guards.JOBS):
+        variables = {v["name"]: v["expression"] for v in made["ValidatingAdmissionPolicy", name]["spec"]["variables"]}
+        assert json.loads(variables["nodeImages"]) == ["r/a", "r/b/"]
+
+
+def test_with_a_list_of_images_no_other_one_has_capabilities_on_the_node(policies: Policies) -> None:
+    """An image's links lead volumes over the launcher, and no policy sees an image: as with `pods.nodeImages`."""
+    known = ["registry.example.com/ml/", "r/train", "r/one:7"]
+
+    def said_of(image: str, path: str = "/data", privileges: str = NODE) -> str:
+        spec = ours(dataclasses.replace(PLATFORM, privileges=privileges))
+        (train,) = spec["containers"]
+        train["image"] = image
+        spec["volumes"].append({"name": "mine", "emptyDir": {}})
+        train["volumeMounts"].append({"name": "mine", "mountPath": path})
+        told = {said(lambda made=made: policies.admin.create(made, dry_run=True)) for made in (pod(spec), job(spec))}
+        assert len({bool(text) for text in told}) == 1, told
+        return max(told)
+
+    chart_says(policies, nodeImages=known)
+    try:
+        policies.eventually(lambda: said(lambda: policies.admin.create(pod(ours(PLATFORM)), dry_run=True)), "a list")
+        policies.eventually(lambda: said(lambda: policies.admin.create(job(ours(PLATFORM)), dry_run=True)), "a list")
+        for image in ("registry.example.com/ml/a:1", "r/train", "r/train:2", "r/train@sha256:00", "r/one:7"):
+            assert said_of(image) == "", image
+        for image in ("registry.example.com/mlx/a", "r/trained:2", "r/train/a:1", "r/one:70", "r/one", "x/r/train"):
+            assert f"its image {image} may not have capabilities on the node" in said_of(image), image
+            assert said_of(image, privileges=USER_NAMESPACE) == "", "there they count in the pod alone"
+        for path in ("/var/run/singularity", "/run/x", "/bin", "/lib64/x", "/usr/lib/ssl/x", "/etc/x", "/dev/fd", "/sys"):
+            assert "nothing is mounted below /bin" in said_of("r/train", path), path
+            assert said_of("r/train", path, USER_NAMESPACE) == "", path
+        for path in ("/mnt/x", "/home/me/.cache", "/library", "/opt/x", "/var/run/secrets/x", "/variables"):
+            assert said_of("r/train", path) == "", path
+    finally:
+        chart_says(policies, nodeImages=[])
+    for made in (pod, job):
+        taken = lambda made=made: not said(lambda: policies.admin.create(made(ours(PLATFORM)), dry_run=True))  # noqa: E731
+        policies.eventually(taken, "every image again")
