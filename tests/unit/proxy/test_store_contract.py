@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -184,6 +185,44 @@ def test_a_manifest_is_never_written_over_another(store: Store, tmp_path: Path) 
         store.write_manifest(replace(made, step=made.step + 1))
     assert store.read_manifest(NAMESPACE, JOB, "train-a1-g1") == made
     assert not [path for path in objects(store, "") if ".tmp-" in path]
+
+
+def test_of_two_sidecars_with_the_same_part_at_once_one_commits_and_can_be_restored(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a cut in the network: the old pod still uploads while the new one does. Each finds the other's packs."""
+    folders = [image(tmp_path / f"pod-{i}", seed=i, size=9 * MIB) for i in range(2)]
+    for folder in folders:
+        (folder / "shared.img").write_bytes(noise(7, 9 * MIB))
+    meet = threading.Barrier(2, timeout=120)
+    stock = Upload._read_later
+
+    def together(upload: Upload, *words: Any) -> None:
+        meet.wait()
+        stock(upload, *words)
+
+    monkeypatch.setattr(Known, "refresh_if_cheap", Known.refresh)
+    monkeypatch.setattr(Upload, "_read_later", together)
+
+    def sidecar(number: int) -> str | mf.Manifest:
+        mine = Store(store.url, patience_s=60, keys=store.namespace_keys)
+        put = mine.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folders[number]}, (0, 2))
+        meet.wait()
+        made = replace(manifest(put.images), step=number)
+        try:
+            mine.write_manifest(made)
+        except StoreError as error:
+            return str(error)
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(sidecar, range(2)))
+    (won,) = (end for end in ends if isinstance(end, mf.Manifest))
+    assert [text for text in ends if isinstance(text, str) and "is there with other content, and stays" in text], ends
+    assert store.read_manifest(NAMESPACE, JOB, "train-a1-g1") == won
+    store.collect_garbage(NAMESPACE, JOB)
+    assert store.verify(won) == [] and store.fetch_ranks(won, {0: tmp_path / "back"}) > 18 * MIB
+    assert same(folders[won.step], tmp_path / "back")
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
