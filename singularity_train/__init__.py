@@ -16,7 +16,7 @@ in the wheel and in managed pods.
   host        the seam to whoever runs the job        storage    checkpoints on disk
   reach       what a checkpoint would lose            rehearsal  a step computed again from one
   portable    checkpoints as others read them         frameworks adapters; each needs its framework
-  newest      the checkpoint that is gone on from
+  newest      the checkpoint that is gone on from     prove      a script run twice, and compared
 """
 
 from __future__ import annotations

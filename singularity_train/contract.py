@@ -25,7 +25,7 @@ class Verdict(str, Enum):
     """How the losses of a job are related to those of a run that was never stopped, moved or resized."""
 
     EXACT = "exact"
-    """The same bits, and something has proved it. Nothing in this version does."""
+    """The same bits, and something has proved it: `prove` does, for the steps that it has run. A job never says so."""
     UNCHECKED = "unchecked"
     """Nothing is known that would change a bit. State that the library does not see may be lost all the same."""
     REORDERED = "reordered"
