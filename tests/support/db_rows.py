@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +29,15 @@ def database() -> Iterator[Session]:
     # A task instance without the Dag version and the log template that a scheduler would make first.
     event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
     airflow_models.import_all_models()
+    importlib.import_module("airflow.models.dagbundle")  # not one of them before 3.2
     DagRun.metadata.create_all(engine)
     with Session(engine) as session:
         yield session
 
 
 def task_instance(session: Any, **values: Any) -> UUID:
-    made = {"id": uuid4(), "pool": "default_pool", "pool_slots": 1, **values}
+    new = uuid4() if compat.AIRFLOW >= (3, 2) else str(uuid4())  # as the column is
+    made = {"id": new, "pool": "default_pool", "pool_slots": 1, **values}
     _insert(session, TaskInstance, made)
     return made["id"]  # type: ignore[no-any-return]
 
