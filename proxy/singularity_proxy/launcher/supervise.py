@@ -43,6 +43,9 @@ REPEAT_S = 1.0
 FINISHED_AGAIN_S = 5.0
 """A restarted sidecar does not know that the ranks here have ended."""
 
+Started = Callable[[], None]
+"""What the loop does once the ranks run."""
+
 
 def say(message: str) -> None:
     print(f"[launcher] {message}", flush=True)
@@ -184,10 +187,28 @@ class Supervisor:
         return act
 
     # --- start ----------------------------------------------------------------------------------------------------
-    def _start(self) -> Callable[[], None]:
+    def _start(self) -> Started:
         plan = self.client.plan()
         if plan.mode == "finished":
             return self._complete
+        return self._tried(plan, self._begin) if plan.mode == "restore" else self._begin(plan)
+
+    def _tried(self, plan: Plan, work: Callable[[Plan], Started]) -> Started:
+        """Restore. What goes wrong never ends the job at once: it has other checkpoints, and other nodes.
+
+        Raises LauncherError. Without a slot nothing of the checkpoint was tried: such an attempt is lost, as one is
+        whose node goes, and nothing is passed over.
+        """
+        try:
+            return work(plan)
+        except SlotError as error:
+            raise LauncherError(f"checkpoint {plan.checkpoint_id} was not tried: {error}", exit_codes.LOST) from error
+        except LauncherError:
+            raise
+        except Exception as error:
+            raise RestoreError(f"checkpoint {plan.checkpoint_id}: {type(error).__name__}: {error}") from error
+
+    def _begin(self, plan: Plan) -> Started:
         began, laps = time.monotonic(), self._laps()
         say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
         restored = plan.mode == "restore"
@@ -213,14 +234,10 @@ class Supervisor:
         return lambda: self._started(plan, ranks, seconds, phases.started(laps.seconds), over)
 
     def _restore(self, plan: Plan, laps: Laps) -> dict[int, Rank]:
-        """Raises LauncherError. What goes wrong concerns this checkpoint: the job has others, and its beginning."""
+        """Raises LauncherError."""
         self._late_at = time.monotonic() + standstill.limit_s(self.paths.images(plan.checkpoint_id)) + RESUME_TIMEOUT_S
         try:
             return self.engine.restore(plan, lambda: self._start_fresh(plan), say, laps)
-        except LauncherError:
-            raise
-        except Exception as error:
-            raise RestoreError(f"checkpoint {plan.checkpoint_id}: {type(error).__name__}: {error}") from error
         finally:
             self._late_at = None
 

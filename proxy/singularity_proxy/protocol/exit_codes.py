@@ -48,7 +48,8 @@ TABLE: Final = (
     Row(
         LOST,
         "this pod cannot go on for a reason outside of it that passes: the store, the controller, the sidecar or a pod "
-        "that was to be met was away, a file of a volume that a rank had open is not there, a restore stood still",
+        "that was to be met was away, a file of a volume that a rank had open is not there, a restore stood still, a "
+        "pod had no room to restore ranks in",
         "Ignore", "the attempt is lost", "what it needed was away for too long; the next attempt tries again",
     ),
     Row(

@@ -1,4 +1,4 @@
-"""Containers for the launcher without Kubernetes: own mount, PID and UTS namespace, overlay root, pivot_root.
+"""Containers for the launcher without Kubernetes: own mount, PID, IPC and UTS namespace, overlay root, pivot_root.
 
 Close to what a container runtime does where it matters to CRIU: the launcher is pid 1, its root is the root of its
 mount namespace, volumes are mounts. Pods share the network of the host, as containers of one node's host network do.
@@ -40,8 +40,11 @@ mount -t tmpfs tmpfs dev
 for d in null zero full random urandom tty; do touch dev/$d; mount --bind /dev/$d dev/$d; done
 touch dev/termination-log
 mount --bind "$SAID" dev/termination-log
-mkdir dev/shm
+mkdir dev/shm dev/pts dev/mqueue
 mount -t tmpfs -o size=1g tmpfs dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+mount -t mqueue mqueue dev/mqueue
 if [ -n "$TORCH" ]; then mount --bind "$TORCH" opt/torch; mount -o remount,bind,ro opt/torch; fi
 mount --rbind "$VOLUMES" singularity
 mount --bind "$AGENT" singularity/agent
@@ -169,11 +172,18 @@ class Pod:
         said.touch()
         said.chmod(0o666)
         folders = {"AGENT": self._agent, "SAID": said, "VOLUMES": self.volumes}
-        folders |= {
-            key: path for key, path in (("TORCH", self._torch), ("SHARED", self._shared)) if path is not None
-        }
+        folders |= {key: path for key, path in (("TORCH", self._torch), ("SHARED", self._shared)) if path is not None}
         mounts = {f"mounts/{number}": source for number, source in enumerate(self._mounts.values())}
-        argv = ["unshare", "--mount", "--pid", "--uts", *(["--net"] if self._small else []), "--fork", "--kill-child"]
+        argv = [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--ipc",
+            "--uts",
+            *(["--net"] if self._small else []),
+            "--fork",
+            "--kill-child",
+        ]
         if self.uids is not None:
             words = [str(self.uids), str(self.folder), str(self._rootfs)]
             given = json.dumps({name: str(path) for name, path in (folders | mounts).items()})

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import kernel_table
 import pytest
 from pod_harness import Pod
 from pod_moves import dump_anywhere, until
@@ -44,7 +46,8 @@ def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Run:
             plan = messages.Plan("restore", 2, 1, [0], "127.0.0.1", 29501, G, "c")
         command = ["python3", "holds.py", json.dumps(things, separators=(",", ":"))]
         pod = make_pod(name, rootfs=rootfs, torch=libraries, plan=plan, command=command, criu=criu_bundle, **more)
-        (pod.volumes / "source/holds.py").write_text((PROGRAMS / "holds.py").read_text())
+        for script in ("holds.py", "objects.py"):
+            shutil.copy(PROGRAMS / script, pod.volumes / "source")
         if source is not None:
             pod.bring(source, "c", 0)
         return pod.start()
@@ -117,10 +120,13 @@ EVERY_KIND = [
 ]  # fmt: skip
 
 
+OBJECTS = [[name] for names in kernel_table.TRAVEL.values() for name in names if name.islower()]
+
+
 @pytest.mark.parametrize(
     "things",
     [
-        pytest.param(EVERY_KIND, id="every kind"),
+        pytest.param([*OBJECTS, *EVERY_KIND], id="every kind"),
         *(pytest.param(mixture(n), id=str(n), marks=pytest.mark.full if n else []) for n in range(25)),
     ],
 )
@@ -128,6 +134,16 @@ def test_what_a_program_holds_is_the_same_after_two_moves(run: Run, tmp_path: Pa
     shared = tmp_path / "shared"
     shared.mkdir()
     moved(run, things, shared=shared)
+
+
+def test_the_page_has_the_table_of_what_is_run_here() -> None:
+    names = {name for names in kernel_table.TRAVEL.values() for name in names}
+    assert names == {name for name, *_ in [*EVERY_KIND, *OBJECTS]}
+    made = re.findall(r"^def (\w+)\(\):$", (PROGRAMS / "objects.py").read_text(), re.MULTILINE)
+    assert {*made} - {"child", "other"} == {name for [name] in OBJECTS}
+    assert {name for names in kernel_table.REFUSED.values() for name in names} == {*REFUSED}
+    page = Path(__file__).resolve().parents[3] / "docs/programs.md"
+    assert kernel_table.markdown() in page.read_text(), f"docs/programs.md:\n{kernel_table.markdown()}"
 
 
 @pytest.mark.full
@@ -267,6 +283,43 @@ def watched():
     assert libc.inotify_add_watch(queue, b"gone", 2) > 0
     os.unlink("gone")
     return lambda: (os.close(queue), os.close(held))
+def attached():
+    number = libc.shmget(0, 4096, 0o1600)
+    libc.shmat.restype = ctypes.c_void_p
+    address = libc.shmat(number, None, 0)
+    return lambda: (libc.shmdt(ctypes.c_void_p(address)), libc.shmctl(number, 0, None))
+def unattached():
+    number = libc.shmget(7, 4096, 0o1600)
+    return lambda: libc.shmctl(number, 0, None)
+def left():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, b"%d" % libc.shmget(8, 4096, 0o1600))
+        os._exit(0)
+    os.wait()
+    number = int(os.read(read, 20))
+    return lambda: libc.shmctl(number, 0, None)
+def messages():
+    number = libc.msgget(9, 0o1600)
+    return lambda: libc.msgctl(number, 0, None)
+def semaphores():
+    number = libc.semget(10, 1, 0o1600)
+    return lambda: libc.semctl(number, 0, 0)
+def queue():
+    held = libc.mq_open(b"/opened", os.O_RDWR | os.O_CREAT, 0o600, None)
+    assert held >= 0
+    return lambda: (os.close(held), libc.mq_unlink(b"/opened"))
+def named():
+    os.close(libc.mq_open(b"/named", os.O_RDWR | os.O_CREAT, 0o600, None))
+    return lambda: libc.mq_unlink(b"/named")
+def counts():
+    held = os.eventfd(1, os.EFD_SEMAPHORE)
+    return lambda: os.close(held)
+def signalled():
+    held = os.open(".", os.O_RDONLY)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fcntl.fcntl(held, fcntl.F_NOTIFY, fcntl.DN_CREATE | fcntl.DN_MULTISHOT)
+    return lambda: os.close(held)
 def child():
     pid = os.fork()
     while not pid:
@@ -299,6 +352,15 @@ for name in sys.argv[1:]:
 time.sleep(600)
 """
 REFUSED = {
+    "attached": r"System V do not travel: rank 0: .*\(pid 1000\) has attached shared memory segment \d+\.",
+    "unattached": r"System V do not travel: rank 0: .*\(pid 1000\) has made shared memory segment \d+\.",
+    "left": r"System V do not travel: rank 0: a process that has ended has left shared memory segment \d+\.",
+    "messages": r"System V do not travel: rank 0: there is a queue of messages, number \d+\.",
+    "semaphores": r"System V do not travel: rank 0: there is a set of semaphores, number \d+\.",
+    "queue": r"POSIX queues .*: rank 0: .*\(pid 1000\) has POSIX queue /opened open \(descriptor \d+\)\.",
+    "named": r"POSIX queues .*: rank 0: there is POSIX queue /named\.",
+    "counts": r"rank 0: .*\(pid 1000\) has an eventfd with EFD_SEMAPHORE \(descriptor \d+\)\.",
+    "signalled": r"rank 0: .*\(pid 1000\) is signalled changes in \S+/cwd \(F_NOTIFY, descriptor \d+\)\.",
     "lease": r"leases on files do not travel: rank 0: .*\(pid 1000\) has a lease \(F_SETLEASE\) on \S+/leased",
     "outside": r"other end outside the rank: rank 0: .*\(pid 1000\) is connected to /\S*server \(descriptor \d",
     "watched": r"rank 0: files that are watched by inotify were not found by a path .*\(pid 1000\) \(descriptor \d",
@@ -329,7 +391,7 @@ def test_what_cannot_travel_is_refused_by_name_and_the_program_goes_on(
             until((cwd / f"{name}-held").exists, name, pod)
             if name == "outside":
                 accepted.enter_context(server.accept()[0])
-            event = dump_anywhere(pod, G, remaining_s=1)
+            event = dump_anywhere(pod, G, remaining_s=0.3)
             assert event.kind == "dump_failed" and re.search(words, event.message), f"{name}: {event}"
             assert not (pod.image("c", 0) / "inventory.img").exists(), "refused before anything was dumped"
             pod.sidecar.command("resume", generation=G)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from waits import LIMIT_S, until
@@ -20,7 +21,7 @@ from singularity_proxy.launcher.errors import (
     SlotError,
 )
 from singularity_proxy.launcher.paths import Paths
-from singularity_proxy.launcher.ranks import process_scan
+from singularity_proxy.launcher.ranks import halt, process_scan
 from singularity_proxy.launcher.ranks.slot import Ended
 from singularity_proxy.launcher.snapshot import criu, rank_dump
 from singularity_proxy.launcher.snapshot.engine import ProcessEngine
@@ -179,9 +180,31 @@ def test_going_on_after_an_older_stop_leaves_what_a_rank_has_said_for_a_newer_on
     frozen.parent.mkdir(parents=True)
     frozen.write_text('{"generation": 6}')
     monkeypatch.setattr(process_scan, "processes", lambda init: [])
-    slot = SimpleNamespace(shm=tmp_path, init=1)
+    slot = SimpleNamespace(shm=tmp_path, init=1, asleep=frozenset())
     rank_dump.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
     assert frozen.read_text() == '{"generation": 6}'
+
+
+def test_what_the_program_has_stopped_itself_is_not_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a second call, which a restarted sidecar makes."""
+    both = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    theirs, ours = (process.pid for process in both)
+    monkeypatch.setattr(process_scan, "processes", lambda init: [theirs, ours])
+    slot: Any = SimpleNamespace(shm=tmp_path, init=1, asleep=None)
+    try:
+        os.kill(theirs, signal.SIGSTOP)
+        os.waitid(os.P_PID, theirs, os.WSTOPPED)
+        slot.asleep = halt.asleep(1)
+        assert slot.asleep == {theirs} and halt.stop(1, time.monotonic() + 20, slot.asleep) == [theirs, ours]
+        os.waitid(os.P_PID, ours, os.WSTOPPED)
+        for _ in range(2):
+            rank_dump.let_go(slot)
+        os.waitid(os.P_PID, ours, os.WCONTINUED)
+        assert halt.asleep(1) == {theirs}
+    finally:
+        for process in both:
+            process.kill()
+            process.wait(20)
 
 
 def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
@@ -196,7 +219,7 @@ def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
         paths = Paths(tmp_path)
         paths.control(0).mkdir(parents=True)
         monkeypatch.setattr(process_scan, "processes", lambda init: [gone.pid, stopped.pid])
-        slot = SimpleNamespace(shm=tmp_path, init=1)
+        slot = SimpleNamespace(shm=tmp_path, init=1, asleep=frozenset())
         rank_dump.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
         until(lambda: os.waitid(os.P_PID, stopped.pid, os.WCONTINUED | os.WNOHANG), "it goes on")
     finally:

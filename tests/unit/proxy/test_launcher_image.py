@@ -6,16 +6,19 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from singularity_proxy.launcher import reap
 from singularity_proxy.launcher.errors import (
     RestoreError,
 )
 from singularity_proxy.launcher.ranks import process_scan
-from singularity_proxy.launcher.snapshot import image, sockets
+from singularity_proxy.launcher.snapshot import archive, container_layer, image, sockets
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -53,6 +56,64 @@ def test_folders_travel_with_links_and_permissions_without_sockets(tmp_path: Pat
     assert (tmp_path / "new/latest").readlink() == Path("/data/elsewhere")
     assert (tmp_path / "new/same").samefile(tmp_path / "new/run.sh")
     assert not (tmp_path / "new/tmp/s").exists()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 50_000)), max_size=5),
+    st.integers(0, 1 << 21),
+    st.dictionaries(
+        st.text(st.characters(codec="ascii", categories=["L"]), min_size=1, max_size=9), st.binary(max_size=9)
+    ),
+)
+@settings(deadline=None)
+def test_holes_and_attributes_come_back(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, int]], size: int, attributes: dict[str, bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("holes")
+    (folder / "work").mkdir()
+    file = folder / "work/file"
+    with file.open("wb") as out:
+        for at, length in writes:
+            out.seek(at)
+            out.write(os.urandom(length))
+        out.truncate(max(size, out.tell()))
+    (folder / "work/next").write_text("behind it")
+    for name, value in attributes.items():
+        os.setxattr(file, f"user.{name}", value)
+    image.pack(folder / "work", folder / "work.tar")
+    image.unpack(folder / "work.tar", folder / "new")
+    new = folder / "new/file"
+    assert new.read_bytes() == file.read_bytes() and (folder / "new/next").read_text() == "behind it"
+    assert archive.extents(new) == archive.extents(file)
+    assert {name: os.getxattr(new, name) for name in os.listxattr(new)} == {
+        f"user.{name}": value for name, value in attributes.items()
+    }
+    for pair in ("work", "new"):
+        container_layer.pack([folder / pair / "file"], folder / f"{pair}.layer", folder / pair)
+    assert container_layer.difference(folder / "work.layer", folder / "new.layer") is None
+
+
+def test_a_file_with_large_holes_is_as_small_as_its_data(tmp_path: Path) -> None:
+    """And another content between the same holes is seen."""
+    (tmp_path / "work").mkdir()
+    packed = []
+    for name, content in (("one", b"end"), ("other", b"END")):
+        with (tmp_path / "work/file").open("wb") as file:
+            file.truncate(100 << 30)
+            os.pwrite(file.fileno(), content, 99 << 30)
+        assert container_layer.sizes([tmp_path / "work/file"])[tmp_path / "work/file"] < 1 << 20
+        packed.append(tmp_path / name)
+        container_layer.pack([tmp_path / "work/file"], packed[-1], tmp_path / "work")
+        assert packed[-1].stat().st_size < 1 << 20
+    assert container_layer.difference(*packed) == "/file"
+
+
+def test_only_attributes_of_a_user_are_taken_from_an_archive() -> None:
+    """A checkpoint could give a program a capability otherwise."""
+    member = tarfile.TarInfo("file")
+    names = ("user.a", "system.posix_acl_access", "security.capability", "trusted.overlay.opaque")
+    member.pax_headers = {f"SCHILY.xattr.{name}": "x" for name in names}
+    assert [*archive.attributes(member)] == ["user.a", "system.posix_acl_access"]
 
 
 def test_a_broken_archive_is_named(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_a_bug_in_a_restore_costs_a_try_and_not_the_job(tmp_path: Path) -> None:
 
     one = supervisor(tmp_path, bug)
     with pytest.raises(RestoreError, match="checkpoint c: KeyError: 'a bug'") as raised:
-        one._restore(restore([0], 1), Laps())
+        tried(one)
     assert raised.value.exit_code == exit_codes.NOT_RESTORED
     one._check_late()
     assert one.ended is None
@@ -212,10 +212,34 @@ def test_a_try_that_fails_is_told(tmp_path: Path, error: LauncherError, apart: b
     assert one.ended == error.exit_code
 
 
-def test_what_is_wrong_with_every_start_stays_final(tmp_path: Path) -> None:
-    def no_capability() -> None:
-        raise SlotError("the training container needs the capabilities SYS_ADMIN, ...")
+def tried(one: Supervisor) -> None:
+    def begin(plan: messages.Plan) -> Callable[[], None]:
+        one._restore(plan, Laps())
+        return lambda: None
 
-    with pytest.raises(SlotError) as raised:
-        supervisor(tmp_path, no_capability)._restore(restore([0], 1), Laps())
-    assert raised.value.exit_code == exit_codes.PROTOCOL
+    one._tried(restore([0], 1), begin)
+
+
+def test_a_pod_without_room_for_a_slot_loses_the_attempt_and_no_checkpoint(tmp_path: Path) -> None:
+    """It may be the node's: too many processes, no memory, a capability that only this one does not give."""
+
+    def no_slot() -> None:
+        raise SlotError("Resource temporarily unavailable")
+
+    told: list[messages.LauncherEvent] = []
+    one = supervisor(tmp_path, no_slot)
+    one.outbox = Outbox(told.append, lambda _: None)
+    with pytest.raises(LauncherError, match="checkpoint c was not tried: Resource temporarily unavailable") as raised:
+        tried(one)
+    code = raised.value.exit_code
+    assert (code, action(failure_rules(), code)) == (exit_codes.LOST, "Ignore")
+    one._give_up(raised.value)()
+    assert one.outbox.close(20) and told == [], "nothing is counted against the checkpoint"
+
+
+def test_what_travels_beside_the_images_is_a_part_of_the_try(tmp_path: Path) -> None:
+    def full(_: messages.Plan) -> Callable[[], None]:
+        raise OSError("No space left on device")
+
+    with pytest.raises(RestoreError, match="checkpoint c: OSError: No space left"):
+        supervisor(tmp_path, lambda: None)._tried(restore([0], 1), full)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import DumpError
@@ -17,14 +18,21 @@ TRY_S = 0.5
 again."""
 
 
-def stop(init: int, deadline: float) -> list[int]:
+def asleep(init: int) -> frozenset[int]:
+    """Processes of a slot that the program has stopped itself, while we have stopped none: they stay so."""
+    return frozenset(pid for pid in process_scan.processes(init) if _stands(pid, "T"))
+
+
+def stop(init: int, deadline: float, asleep: Collection[int] = ()) -> list[int]:
     """PIDs, in our namespace, of all processes of the slot of `init`, which stand still now.
 
-    `deadline`: of the monotonic clock. Raises DumpError; everything goes on then.
+    :param deadline: of the monotonic clock
+    :param asleep: those that stand still already
+    Raises DumpError; everything goes on then.
     """
     while True:
         until = time.monotonic() + TRY_S
-        told: set[int] = set()
+        told: set[int] = set(asleep)
         while True:
             pids = process_scan.processes(init)
             # One signal for each process: a second signal would stay pending, and stop the process again during CRIU's
@@ -37,16 +45,16 @@ def stop(init: int, deadline: float) -> list[int]:
             if time.monotonic() > until:
                 break
             time.sleep(POLL_S)
-        _kill(pids, signal.SIGCONT)
+        _kill([pid for pid in pids if pid not in asleep], signal.SIGCONT)
         if time.monotonic() > deadline:
             names = ", ".join(process_scan.name(pid) for pid in moving[:3]) or "a process that starts others"
             raise DumpError(f"{names} cannot be stopped: it is busy inside the kernel, with a slow file system, say")
         time.sleep(POLL_S)
 
 
-def let_go(init: int) -> None:
-    """The processes of the slot go on. Idempotent."""
-    _kill(process_scan.processes(init), signal.SIGCONT)
+def let_go(init: int, asleep: Collection[int] = ()) -> None:
+    """The processes of the slot go on, but for those that the program has stopped itself. Idempotent."""
+    _kill([pid for pid in process_scan.processes(init) if pid not in asleep], signal.SIGCONT)
 
 
 def _kill(pids: list[int], number: signal.Signals) -> None:
@@ -55,12 +63,12 @@ def _kill(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _stands(pid: int) -> bool:
+def _stands(pid: int, states: str = "TtZX") -> bool:
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return all(_state(thread / "stat") in "TtZX" for thread in threads)
+    return all(_state(thread / "stat") in states for thread in threads)
 
 
 def _state(stat: Path) -> str:

@@ -182,7 +182,7 @@ def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:
 
 
 def deleted_files(pids: Sequence[int], proc: Path = PROC) -> dict[Path, int]:
-    """Bytes of each regular file that the processes hold open and that has no name any more."""
+    """Bytes, without holes, of each regular file that the processes hold open and that has no name any more."""
     found = {}
     for pid in pids:
         for descriptor, target in open_files(pid, proc):
@@ -191,7 +191,7 @@ def deleted_files(pids: Sequence[int], proc: Path = PROC) -> dict[Path, int]:
             except OSError:
                 continue
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                found[Path(target)] = status.st_size
+                found[Path(target)] = min(status.st_size, status.st_blocks * 512)
     return found
 
 

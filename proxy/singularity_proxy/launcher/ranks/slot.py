@@ -51,6 +51,8 @@ class Slot:
         """The slot's root file system, seen from here, without the volumes that are mounted in it."""
         self.root = 0
         """PID of the rank's first process, inside the slot."""
+        self.asleep: frozenset[int] | None = None
+        """While we have stopped its processes: those that the program had stopped itself."""
         self._tools = tools
         self._hidden = paths.images("")
         self._stderr = os.fdopen(os.memfd_create("slot"), "w+b")

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..errors import CommandError, DumpError, RestoreError
 from ..ranks import mounts
 from . import image
+from .archive import Archive, attributes, data_bytes, parts_of
 
 ENV_LIMIT = "SINGULARITY_FILE_LIMIT"
 DEFAULT_LIMIT = "10Gi"
@@ -84,7 +85,7 @@ def check_size(rank: int, files: Mapping[Path, int], most: int) -> None:
 
 
 def sizes(paths: Iterable[Path]) -> dict[Path, int]:
-    """Bytes of each that is a regular file."""
+    """Bytes of each that is a regular file, without its holes."""
     found = {}
     for path in paths:
         try:
@@ -92,13 +93,13 @@ def sizes(paths: Iterable[Path]) -> dict[Path, int]:
         except FileNotFoundError:
             continue
         if stat.S_ISREG(status.st_mode):
-            found[path] = status.st_size
+            found[path] = data_bytes(path, status)
     return found
 
 
 def pack(paths: Iterable[Path], archive: Path, root: Path = Path("/")) -> None:
     """The named entries, without what lies below them."""
-    with tarfile.open(archive, "w") as tar:
+    with Archive.open(archive, "w") as tar:
         for path in paths:
             tar.add(path, arcname=str(path.relative_to(root)), recursive=False)
 
@@ -148,15 +149,20 @@ def difference(one: Path, other: Path) -> str | None:
 
 def _looks(member: tarfile.TarInfo) -> tuple[object, ...]:
     size = member.size if member.isreg() else 0
-    return member.type, member.mode, member.uid, member.gid, member.linkname, size
+    return member.type, member.mode, member.uid, member.gid, member.linkname, size, attributes(member)
 
 
 def _same(mine: tarfile.TarFile, one: tarfile.TarInfo, theirs: tarfile.TarFile, other: tarfile.TarInfo) -> bool:
     here, there = mine.extractfile(one), theirs.extractfile(other)
     if here is None or there is None:
         return here is there
+    # Two files with the same holes are compared where they have data: the holes may be larger than any disk.
+    parts = (parts_of(one) if parts_of(one) == parts_of(other) else None) or [(0, one.size)]
     with here, there:
-        while data := here.read(_PIECE):
-            if there.read(_PIECE) != data:
-                return False
+        for at, size in parts:
+            for file in (here, there):
+                file.seek(at)
+            for left in range(size, 0, -_PIECE):
+                if here.read(min(left, _PIECE)) != there.read(min(left, _PIECE)):
+                    return False
     return True

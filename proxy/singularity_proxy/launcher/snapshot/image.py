@@ -14,6 +14,7 @@ from typing import Any
 from ...protocol import decode, exit_codes
 from ...protocol.decode import Unreadable
 from ..errors import RestoreError
+from .archive import Archive, give_attributes
 
 WORK_TAR = "work.tar"
 SHM_TAR = "shm.tar"
@@ -63,6 +64,21 @@ class FileLock:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What a thread has chosen for itself, and CRIU does not save (`settings`). `task`: its id in the slot."""
+
+    task: int
+    cpus: list[int] = field(default_factory=list)
+    """It runs on these alone; empty: on all of the pod."""
+    disk: int = 0
+    """Priority for disks (ioprio_set); 0: that of the launcher."""
+    numa: str = ""
+    """Memory policy, as the kernel writes it; "": that of the launcher."""
+    core: str = ""
+    """What a core file has (coredump_filter); "": as for the launcher."""
+
+
+@dataclass(frozen=True)
 class RankRecord:
     rank: int
     root: int
@@ -91,6 +107,9 @@ class RankRecord:
     """Files and folders that it watches (inotify)."""
     volume: list[VolumeFile] = field(default_factory=list)
     """What must be there, and may have grown."""
+    asleep: list[int] = field(default_factory=list)
+    """Processes, by their PID in the slot, that the program had stopped itself: they are not let go."""
+    settings: list[Settings] = field(default_factory=list)
 
 
 def write_record(folder: Path, record: RankRecord) -> None:
@@ -126,7 +145,7 @@ def pack(folder: Path, archive: Path, without: str = "") -> None:
     def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if entry.name == f"./{without}" else entry
 
-    with tarfile.open(archive, "w") as tar:
+    with Archive.open(archive, "w") as tar:
         tar.add(folder, arcname=".", filter=wanted)
 
 
@@ -191,6 +210,8 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None
     trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     # By number: a user or a group may have no name in this image, or another one's.
     tar.extract(member, folder, numeric_owner=True, **trusted)
+    if member.isreg() or member.isdir():
+        give_attributes(target, member)
     if member.islnk() and not os.path.lexists(target):  # tarfile says nothing
         raise RestoreError(f"{target} cannot be a link to {member.linkname!r}: that is not here, or in a volume")
 

@@ -20,7 +20,7 @@ from .. import device, memory, pagewords, refusal
 from ..errors import DumpError, SlotError
 from ..laps import Laps
 from ..paths import Paths
-from ..ranks import control_files, halt, process_scan, user
+from ..ranks import control_files, halt, mounts, process_scan, user
 from ..ranks.rank import Rank
 from ..ranks.slot import Slot
 from . import (
@@ -33,6 +33,7 @@ from . import (
     page_nowhere,
     page_server,
     refusals,
+    settings,
     sockets,
     unix_sockets,
     volume_files,
@@ -149,9 +150,11 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
     began = time.monotonic()
     patience, settled = began + SETTLE_S if order.anywhere else 0.0, began + PASSES_S
     while True:
+        for slot in slots.values():
+            _know_asleep(slot)
+            if order.anywhere:
+                halt.stop(slot.init, order.deadline, slot.asleep or ())
         if order.anywhere:
-            for slot in slots.values():
-                halt.stop(slot.init, order.deadline)
             joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
             if joined:
                 text = f"ranks {joined} met the others, or ended, while they were about to be stopped"
@@ -163,8 +166,21 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
         if problem and now >= min(patience, order.deadline):
             raise DumpError(problem)
         for slot in slots.values():  # a download, say, may be over soon
-            halt.let_go(slot.init)
+            let_go(slot)
         time.sleep(AGAIN_S)
+
+
+def _know_asleep(slot: Slot) -> None:
+    """Before anything of the slot is stopped by us: later nobody could tell."""
+    if slot.asleep is None:
+        slot.asleep = halt.asleep(slot.init)
+
+
+def let_go(slot: Slot) -> None:
+    """What we have stopped goes on; nothing, if that is so already."""
+    if slot.asleep is not None:
+        halt.let_go(slot.init, slot.asleep)
+    slot.asleep = None
 
 
 def _passes(slots: Slots) -> bool:
@@ -272,7 +288,8 @@ def _dump_rank(
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     work = paths.work(slot.rank)
-    written = process_scan.written_files(process_scan.processes(slot.init), work)
+    opened = process_scan.written_files(process_scan.processes(slot.init), work)
+    written = [path for path in opened if not path.is_relative_to(mounts.SHM)]  # it travels with the slot
     _forget_links(slot)
     known = mending.known(slot)
     said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order), known)
@@ -297,7 +314,8 @@ def _dump_rank(
     same = mapped_files.files(pids, {*travels, *(file.path for file in volume)}, paths.root, slot.inside)
     record = image.RankRecord(
         slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real,
-        locks.held(pids), known.watched, kept,
+        locks.held(pids), known.watched, kept, [process_scan.inner_pid(pid) for pid in sorted(slot.asleep or ())],
+        settings.chosen(pids),
     )  # fmt: skip
     on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
@@ -410,7 +428,7 @@ def resume(
             _forget_links(slot)
             pids = process_scan.processes(slot.init)
             sockets.revive(pids)
-            halt.let_go(slot.init)
+            let_go(slot)
             try:
                 devices.resume(pids)
             except DumpError as error:

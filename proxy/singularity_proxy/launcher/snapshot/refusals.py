@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from ...protocol import user_namespace
 from ..ranks import process_scan, user
 from ..ranks.slot import Slot
-from . import locks, memfds, nameless_maps, sockets, unix_sockets
+from . import ipc, locks, memfds, nameless_maps, sockets, unix_sockets
 
 SHOWN = 6
 Find = Callable[[Slot, list[int], Collection[str]], list[str]]
@@ -48,6 +48,26 @@ _KINDS: tuple[tuple[Find, str, str], ...] = (
         lambda _, pids, __: locks.leases(pids),
         "leases on files do not travel",
         "Give them back (F_UNLCK) between the steps",
+    ),
+    (
+        lambda _, pids, __: ipc.system_v(pids),
+        "memory, queues and semaphores of System V do not travel",
+        "Remove them (ipcrm) before the first step, and use /dev/shm and POSIX semaphores, as multiprocessing does",
+    ),
+    (
+        lambda _, pids, __: ipc.queues(pids),
+        "POSIX queues of messages do not travel",
+        "Close and unlink them (mq_unlink), and use a pipe or a unix socket",
+    ),
+    (
+        lambda _, pids, __: ipc.semaphores(pids),
+        "eventfds that count as semaphores would come back as others",
+        "Close them, or count with a POSIX semaphore",
+    ),
+    (
+        lambda _, pids, __: ipc.signalled_folders(pids),
+        "signals for changes in directories do not travel",
+        "Use inotify",
     ),
     (
         lambda _, pids, __: process_scan.traced(pids),

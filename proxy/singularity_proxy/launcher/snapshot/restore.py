@@ -29,6 +29,7 @@ from . import (
     mapped_files,
     rank_dump,
     retake,
+    settings,
     shared_pages,
     sockets,
     standstill,
@@ -71,9 +72,14 @@ def restore(
                 pass  # raises what went wrong
         laps.end("unpack")
         locks.check({rank: record.locks for rank, record in records.items()}, container_layer.mount_points())
-        _restore_all(plan, paths, tool, slots)
-        for slot in slots.values():
-            halt.let_go(slot.init)
+        _restore_all(plan, paths, tool, slots, say)
+        for rank, slot in slots.items():
+            for line in settings.missing(rank, records[rank].settings):
+                say(line)
+            stays = {
+                pid for pid in process_scan.processes(slot.init) if process_scan.inner_pid(pid) in records[rank].asleep
+            }
+            halt.let_go(slot.init, stays)
         laps.end("restore")
         moved = _restore_devices(plan, paths, slots, devices)
         laps.end("device")
@@ -85,7 +91,7 @@ def restore(
         for slot in slots.values():
             slot.kill()
         if len(slots) < len(records):
-            raise  # no slot can be made here, whatever would run in it
+            raise  # no slot can be made here, whatever would run in it: nothing of the checkpoint was tried
         raise RestoreError(str(error)) from None
     except BaseException:
         for slot in slots.values():
@@ -173,11 +179,12 @@ def _open_slot(
             )
 
 
-def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:
+def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot], say: Say) -> None:
     """All ranks at once."""
     killed = memory.oom_kills()
     with ThreadPoolExecutor(len(slots)) as pool:
-        told = [text for text in pool.map(lambda slot: _restore_rank(plan, paths, tool, slot), slots.values()) if text]
+        each = pool.map(lambda slot: _restore_rank(plan, paths, tool, slot, say), slots.values())
+        told = [text for text in each if text]
     if told:
         why = memory.kills_since(killed)
         late = all(isinstance(text, criu.Late) for text in told)
@@ -202,7 +209,7 @@ def _restore_devices(
     return moved
 
 
-def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
+def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot, say: Say) -> str:
     logs = paths.criu_work(plan.checkpoint_id, slot.rank)
     logs.mkdir(parents=True, exist_ok=True)
     images = paths.image(plan.checkpoint_id, slot.rank)
@@ -220,20 +227,24 @@ def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
     privileges.check(slot.rank, slot.proc)
     filters.check(slot.rank, process_scan.processes(slot.init))
     _adopt_oom_score(slot)
-    return _retake_locks(tool.tools, slot, images)
+    return _retake(tool.tools, slot, images, say)
 
 
-def _retake_locks(tools: Tools, slot: Slot, images: Path) -> str:
-    """What went wrong, "" for nothing."""
+def _retake(tools: Tools, slot: Slot, images: Path, say: Say) -> str:
+    """Locks and settings. What went wrong with the locks, "" for nothing."""
     try:
-        if not retake.posix(images):
+        if not retake.posix(images) and not image.read_record(images).settings:
             return ""
     except (OSError, ValueError) as error:
         return f"rank {slot.rank}: {retake.FILE} cannot be read: {error}"
     ended = slot.run(tools.python("snapshot.retake", slot.seen(images)), RETAKE_S)
-    if ended is not None and ended.code == 0:
-        return ""
-    return f"rank {slot.rank}: its locks were not restored: {ended.said if ended else f'not within {RETAKE_S:.0f} s'}"
+    if ended is None or ended.code:
+        return (
+            f"rank {slot.rank}: its locks were not restored: {ended.said if ended else f'not within {RETAKE_S:.0f} s'}"
+        )
+    for line in ended.said.splitlines():
+        say(f"rank {slot.rank}: a setting is not as it was: {line}")
+    return ""
 
 
 def _adopt_oom_score(slot: Slot) -> None:

@@ -1,9 +1,12 @@
-"""`python -m _singularity.launcher.snapshot.retake IMAGES`: restored processes take their POSIX locks once more.
+"""`python -m _singularity.launcher.snapshot.retake IMAGES`: restored processes make calls that CRIU does not make.
+
+Their POSIX locks are taken once more, and what a thread has chosen for itself (`settings`) is chosen again.
 
 A process loses its POSIX locks on a file as soon as it closes any descriptor of that file. CRIU maps files after it has
 restored the locks, and closes what it has mapped. So databases that map the file that they lock, such as LMDB and
 SQLite, were left without locks. Such a lock belongs to the process, so the process itself has to make the call: it is
-stopped, and steps through one system call of ours. Runs in the slot: only there are the PIDs those of the image.
+stopped, and steps through one system call of ours. So has a thread that is bound to CPUs: without CAP_SYS_NICE nobody
+may do that for a process of another user. Runs in the slot: only there are the PIDs those of the image.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..ranks.traced import Traced
-from . import protobuf
+from . import image, protobuf, settings
+from .image import Settings
 from .protobuf import fields
 
 FILE = "filelocks.img"
@@ -55,16 +59,19 @@ class Stopped(Traced):
     def __enter__(self) -> Stopped:
         return self
 
-    def call(self, number: int, one: int, two: int, content: bytes) -> int:
-        """A system call whose third argument is a pointer to `content`. Returns its result, negative for an error."""
+    def call(self, number: int, one: int, two: int | bytes, three: int | bytes) -> int:
+        """A system call of three arguments, of which one may be a pointer to bytes. Returns its result, negative for an
+        error."""
+        content = next((word for word in (two, three) if isinstance(word, bytes)), b"")
         before = self._registers()
         with open(f"/proc/{self._task}/mem", "r+b", buffering=0) as memory:
-            at = (before[_RSP] - _BELOW) & ~15
+            at = (before[_RSP] - _BELOW - len(content)) & ~15
             kept = _read(memory.fileno(), at, len(content))
             os.pwrite(memory.fileno(), content, at)
             ours = list(before)
             ours[_RIP] = where = self._instruction(memory.fileno())
-            ours[_RAX], ours[_RDI], ours[_RSI], ours[_RDX] = number, one, two, at
+            words = (at if isinstance(word, bytes) else word for word in (two, three))
+            ours[_RAX], ours[_RDI], (ours[_RSI], ours[_RDX]) = number, one, words
             ours[_ORIG_RAX] = 2**64 - 1  # no other system call is to be made again
             self._set(ours)
             try:
@@ -121,9 +128,24 @@ def problems(locks: list[dict[int, int]]) -> Iterator[str]:
             yield f"process {pid}, descriptor {descriptor}: {os.strerror(-result)}"
 
 
+def chosen_again(found: list[Settings]) -> Iterator[str]:
+    """Let the threads choose; a sentence for each that could not."""
+    for each in found:
+        try:
+            with Stopped(each.task) as thread:
+                results = {call[0]: thread.call(*call) for call in settings.calls(each)}
+            if each.core:
+                Path(f"/proc/{each.task}/coredump_filter").write_text(f"0x{each.core}")
+        except OSError as error:
+            yield f"thread {each.task}: {error}"
+            continue
+        yield from (f"thread {each.task}: {os.strerror(-r)} ({call})" for call, r in results.items() if r < 0)
+
+
 def main() -> int:
-    told = list(problems(posix(Path(sys.argv[1]))))
-    print("\n".join(told))
+    images = Path(sys.argv[1])
+    told = [*problems(posix(images))]
+    print("\n".join(told or chosen_again(image.read_record(images).settings)))
     return 1 if told else 0
 
 

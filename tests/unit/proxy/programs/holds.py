@@ -15,6 +15,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import objects
 
 libc = ctypes.CDLL(None, use_errno=True)
 TRY = """
@@ -56,10 +59,11 @@ class Flock:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
         mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         if how == "ended":
-            if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
                 fcntl.flock(self.fd, mode)
                 os._exit(0)
-            os.wait()
+            os.waitpid(pid, 0)
         else:
             fcntl.flock(self.fd, mode)
         if how == "shared" and os.fork() == 0:
@@ -184,7 +188,8 @@ class Helper:
     def __init__(self, name, how):
         self.path = Path(name).resolve()
         mine = self.path.with_suffix(".pid")
-        if os.fork() == 0:
+        first = os.fork()
+        if first == 0:
             if how != "orphan":
                 os.setsid()
             pid = os.fork()
@@ -194,7 +199,7 @@ class Helper:
                 mine.write_text(str(os.getpid()))
                 os.execv(sys.executable, [sys.executable, "-c", HELPER, str(self.path)])
             os._exit(0)
-        os.wait()
+        os.waitpid(first, 0)
         while not self.path.exists():
             time.sleep(0.01)
         self.pid = int(mine.read_text())
@@ -273,8 +278,12 @@ class Dask:
         return [total, sorted(self.client.run(os.getpid).values())]
 
 
+def made(kind, *words):
+    return globals()[kind](*words) if kind in globals() else SimpleNamespace(state=getattr(objects, kind)(*words))
+
+
 def main():
-    held = [globals()[kind](*words) for kind, *words in json.loads(sys.argv[1])]
+    held = [made(*thing) for thing in json.loads(sys.argv[1])]
     Path("ready").touch()
     number = 0
     while not Path("end").exists():
