@@ -388,7 +388,11 @@ def dag_details_of(session: Any, dag_ids: list[str]) -> list[Any]:
     from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
     from airflow.models.dag import DagModel
 
-    if AIRFLOW < (3, 2):
+    if AIRFLOW < (3, 1):
         return [dag_details(dag_id) for dag_id in dag_ids]
+    if AIRFLOW < (3, 2):
+        return [
+            DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id, session=session)) for dag_id in dag_ids
+        ]
     teams = DagModel.get_dag_id_to_team_name_mapping(dag_ids, session=session)
     return [DagDetails(id=dag_id, team_name=teams.get(dag_id)) for dag_id in dag_ids]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ def database() -> Iterator[Session]:
     # A task instance without the Dag version and the log template that a scheduler would make first.
     event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
     airflow_models.import_all_models()
-    importlib.import_module("airflow.models.dagbundle")  # not one of them before 3.2
     DagRun.metadata.create_all(engine)
     with Session(engine) as session:
         yield session

@@ -371,7 +371,7 @@ def test_xcoms_are_shown_to_those_who_may_read_them_in_airflow(
         get_authorized_dag_ids=lambda user, method: {"open", "closed", "other"}, is_authorized_dag=is_authorized_dag
     )
     monkeypatch.setattr(plugin_app, "get_auth_manager", lambda: manager)
-    monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id: None, raising=False)  # there are teams since 3.1
+    monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id, **_: None, raising=False)  # there are teams since 3.1
     for number, dag in enumerate(("open", "closed")):
         add(session, dag, number, lineage("Succeeded"))
     shown = json.loads(bytes(plugin_app.runs(SimpleNamespace(headers={}), "u", session, None, 200).body))
