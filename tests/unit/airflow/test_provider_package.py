@@ -59,7 +59,7 @@ def test_the_entry_point_leads_to_it() -> None:
 def test_airflow_providers_list_shows_the_package() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = {entry["package_name"]: entry for entry in json.loads(done.stdout[done.stdout.index("[{") :])}

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(not UV.exists(), reason="uv is not beside this P
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, f"{command}: {done.stderr}{done.stdout}"
     return done.stdout
 
