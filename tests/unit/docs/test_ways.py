@@ -63,7 +63,9 @@ READ = {
         "Exploring from one state: `fork`": "tests/e2e/test_e2e_time_travel.py",
         "A new job from a checkpoint: `submit --start-from`": "tests/e2e/test_e2e_time_travel.py",
     },
-    "docs/guides/state-engine.md": {"The change in a script": "tests/unit/docs/test_state_diff.py"},
+    "docs/guides/state-engine.md": {
+        "The change in a script": "tests/unit/docs/test_state_diff.py", "Prove it": "tests/unit/train/test_prove.py",
+    },
     "docs/guides/frameworks.md": {
         "Checkpoints for the frameworks alone": "tests/unit/train/frameworks/test_store_export.py",
     },
