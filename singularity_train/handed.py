@@ -30,7 +30,7 @@ def savable(state: State) -> None:
     except Exception as error:
         problem = f"rank {reduce.world()[0]}: {error}"
         log.debug("the state cannot be saved", exc_info=True)
-    problem = next(filter(None, reduce.gathered(problem)), "")
+    problem = reduce.first_of(problem)
     if problem:
         raise StateError(f"after the first step the state cannot be saved, and a stop would lose it. {problem}")
 
@@ -76,7 +76,7 @@ class Handed:
             made = state()
         except Exception as error:
             problem = f"rank {reduce.world()[0]}: {error}"
-        problem = next(filter(None, reduce.gathered(problem)), "")
+        problem = reduce.first_of(problem)
         if made is None or problem:
             raise StateError(problem)
         if self._checkpoints is None:

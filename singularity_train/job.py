@@ -181,7 +181,7 @@ class Job:
         """:raises UsageError: on all ranks, if one of them cannot compute a step again from what a checkpoint has"""
         if self._rehearsal is None or not self._rehearsal.due(step):
             return
-        told = next(filter(None, reduce.gathered(self._rehearsal.play(step))), "")
+        told = reduce.first_of(self._rehearsal.play(step))
         if told:
             raise UsageError(f"step.backward: {told}")
         if self.rank == 0:

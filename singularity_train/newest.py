@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from . import reduce
@@ -34,30 +35,26 @@ class Newest:
 
         damaged: list[str] = []
         while self.ids:
-            made, problem = None, ""
-            try:
-                made = way(self._got(self.ids[-1]))
-            except DamagedError as error:
-                problem = str(error)
-            problem = next(filter(None, reduce.gathered(problem)), "")
+            identity, made = self.ids[-1], None
+            saved, problem = _tried(partial(self._checkpoints.get, identity))
+            if not problem:
+                made, problem = _tried(partial(way, saved))
             if not problem:
                 return made  # type: ignore[return-value]
             if len(self.ids) > 1:
-                log.warning("checkpoint %s cannot be restored, the one before it is tried: %s", self.ids[-1], problem)
+                log.warning("checkpoint %s cannot be restored, the one before it is tried: %s", identity, problem)
             damaged.append(problem)
             self.ids.pop()
         raise DamagedError(damaged[0])
 
-    def _got(self, identity: str) -> Any:
-        """:raises DamagedError: on all ranks, if one of them cannot read its description"""
-        from .storage import DamagedError
 
-        found, problem = None, ""
-        try:
-            found = self._checkpoints.get(identity)
-        except DamagedError as error:
-            problem = str(error)
-        problem = next(filter(None, reduce.gathered(problem)), "")
-        if problem:
-            raise DamagedError(problem)
-        return found
+def _tried(call: Callable[[], Made]) -> tuple[Made | None, str]:
+    """What it makes, and the first DamagedError of a rank, "" for none. Collective."""
+    from .storage import DamagedError
+
+    made, problem = None, ""
+    try:
+        made = call()
+    except DamagedError as error:
+        problem = str(error)
+    return made, reduce.first_of(problem)

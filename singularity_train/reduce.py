@@ -40,6 +40,11 @@ def gathered(value: Any) -> list[Any]:
     return values
 
 
+def first_of(problem: str) -> str:
+    """The first problem that a rank has, the same on all ranks; "": none has one. Collective."""
+    return next(filter(None, gathered(problem)), "")
+
+
 def add(left: Values, right: Values) -> Values:
     """Return left + right, in place of left. A value that only one side has is taken as it is."""
     pairs = [(x, y) for x, y in zip(left, right, strict=True) if x is not None and y is not None]
